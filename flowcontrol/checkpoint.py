@@ -43,52 +43,34 @@ class Checkpoint:
         self._order.extend(offsets)
         self._open.update(offsets)
 
-    def settle(self, offset: int) -> int | None:
+    def settle(self, offset: int) -> None:
         """Settle one offset.
-
-        Returns:
-            The offset to commit (the one after the settled prefix, as Kafka counts), or None when the prefix
-            did not grow.
 
         Raises:
             UntrackedOffsetError: `offset` is not outstanding; nothing changes.
         """
-        still_open = self._open
         try:
-            still_open.remove(offset)
+            self._open.remove(offset)
         except KeyError:
             raise UntrackedOffsetError(f"offset {offset} is not outstanding") from None
-        order = self._order
-        if order[0] != offset:
-            return None
-        last = order.popleft()
-        while order and order[0] not in still_open:
-            last = order.popleft()
-        self._committable = last + 1
-        return self._committable
+        self._advance()
 
-    def settle_all(self, offsets: Sequence[int]) -> int | None:
-        """Settle several different offsets in one call; see `settle`.
+    def settle_all(self, offsets: Sequence[int]) -> None:
+        """Settle several different offsets in one call.
 
         Raises:
             UntrackedOffsetError: one of them is not outstanding; nothing changes.
         """
-        still_open = self._open
-        if not still_open.issuperset(offsets):
+        if not self._open.issuperset(offsets):
             raise UntrackedOffsetError(f"not all of the offsets {offsets[:3]}... are outstanding")
-        still_open.difference_update(offsets)
-        order = self._order
-        last: int | None = None
-        while order and order[0] not in still_open:
-            last = order.popleft()
-        if last is None:
-            return None
-        self._committable = last + 1
-        return self._committable
+        self._open.difference_update(offsets)
+        self._advance()
 
-    def __contains__(self, offset: int) -> bool:
-        """Whether `offset` is tracked and not settled."""
-        return offset in self._open
+    def _advance(self) -> None:
+        """Move `committable` to the end of the settled prefix."""
+        order, still_open = self._order, self._open
+        while order and order[0] not in still_open:
+            self._committable = order.popleft() + 1
 
     @property
     def open(self) -> Collection[int]:

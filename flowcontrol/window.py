@@ -61,14 +61,7 @@ class Window:
         self.unsettled = 0
         self.mean = FIRST_MEAN
 
-    def arrive(self, size: int) -> None:
-        """Count an unsettled message of `size` bytes."""
-        if size < 0:
-            raise WindowError(f"a message of {size} bytes")
-        self.mean += (size - self.mean) * WEIGHT
-        self.unsettled += 1
-
-    def arrive_run(self, count: int, size: int) -> None:
+    def arrive(self, size: int, count: int = 1) -> None:
         """Count `count` unsettled messages with a total of `size` bytes, as if all had the same size."""
         if count < 1 or size < 0:
             raise WindowError(f"{count} messages of {size} bytes")

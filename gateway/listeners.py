@@ -168,7 +168,7 @@ def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: Sta
         live_reader=log.live_reader,
         groups=log.groups,
         names=state.groups,
-        transactions=Transactions(log.kafka, producer_pool, log.publisher, spawn=process.spawn, wall_clock=wall_clock),
+        transactions=Transactions(producer_pool, log.publisher, spawn=process.spawn),
         access=security.access_list,
         limits=security.limits,
         presence=state.presence,

@@ -204,8 +204,9 @@ class StateTopics:
         self._failed = failed
         self._tables: dict[str, StateTopic] = {}
         self._positions: dict[TopicPartition, int] = {}  # the next offset to apply; absent: the beginning
-        self._goals: dict[TopicPartition, int] = {}  # the offsets to reach before everything is loaded
-        self._rereading: dict[TopicPartition, int | None] = {}  # the offset where a re-read ends; None: not known yet
+        # where the reading at the start ends, or a later re-read; None: not known yet
+        self._goals: dict[TopicPartition, int | None] = {}
+        self._rereading: set[TopicPartition] = set()
         self._recreated: set[str] = set()  # recreated topics whose re-reading has not started
         self._was_missing = False  # the reading consumer's last metadata lacked a topic
         self._refresh_timer: asyncio.TimerHandle | None = None
@@ -346,14 +347,13 @@ class StateTopics:
         if unread:
             self._positions |= await consumer.beginning_offsets(unread)
         if not self.loaded.is_set():
-            self._goals = await consumer.end_offsets(everything)
-        if unknown := [partition for partition, goal in self._rereading.items() if goal is None]:
-            self._rereading |= await consumer.end_offsets(unknown)
+            self._goals = dict.fromkeys(everything)
+        if unknown := [partition for partition, goal in self._goals.items() if goal is None]:
+            self._goals |= await consumer.end_offsets(unknown)
         consumer.assign(everything)
         for partition in everything:
             consumer.seek(partition, self._positions[partition])
         await self._check_goals(consumer)
-        await self._check_rereading(consumer)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         try:
@@ -372,10 +372,8 @@ class StateTopics:
                 table.apply_record(record)
             self._positions[partition] = records[-1].offset + 1
         self._wake()
-        if not self.loaded.is_set():
+        if self._goals:
             await self._check_goals(consumer)
-        if self._rereading:
-            await self._check_rereading(consumer)
         await asyncio.sleep(0)
 
     def _wake(self) -> None:
@@ -384,21 +382,20 @@ class StateTopics:
         self._applied = asyncio.Event()
 
     async def _check_goals(self, consumer: AIOKafkaConsumer) -> None:
-        """Set `loaded` when every goal is reached, even where compaction left no record at the end of the log."""
+        """Report re-reads that have reached their goal, even where compaction left no record at the end of the log.
+
+        Set `loaded` when every goal is reached.
+        """
         for partition, goal in tuple(self._goals.items()):
-            if await consumer.position(partition) >= goal:
+            if goal is not None and await consumer.position(partition) >= goal:
                 del self._goals[partition]
+                if partition in self._rereading:
+                    self._rereading.remove(partition)
+                    self._tables[partition.topic].reread(partition.partition)
         if not self._goals and not self.loaded.is_set():
             self.loaded.set()
             counts = ", ".join(f"{table.records} records of {table.name}" for table in self._tables.values())
             log.info("state is loaded: %s", counts)
-
-    async def _check_rereading(self, consumer: AIOKafkaConsumer) -> None:
-        """Report the partitions that were re-read to their end."""
-        for partition, goal in tuple(self._rereading.items()):
-            if goal is not None and await consumer.position(partition) >= goal:
-                del self._rereading[partition]
-                self._tables[partition.topic].reread(partition.partition)
 
     # Topics that are deleted, and recreated by the next write.
 
@@ -443,11 +440,12 @@ class StateTopics:
                 partition.topic, partition.partition, self._positions.pop(partition, 0),
             )  # fmt: skip
             self._goals.pop(partition, None)
-            self._rereading.pop(partition, None)
+            self._rereading.discard(partition)
             table.restarts += 1
             table.restarted(partition.partition)
             if partition.partition < table.partitions:
-                self._rereading[partition] = None
+                self._goals[partition] = None
+                self._rereading.add(partition)
             else:
                 table.reread(partition.partition)
         self._wake()

@@ -350,7 +350,7 @@ def test_sockets_and_links_come_to_equal_shares_of_a_tight_budget(limit):
         count = min(ways[link][2], window - link.records)
         if count > 0:
             ways[link][2] -= count
-            ways[link][1].arrive_run(count, count * size)
+            ways[link][1].arrive(count * size, count)
             take(link, count)
             top_up(link)
 

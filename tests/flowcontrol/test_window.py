@@ -126,7 +126,7 @@ def test_a_run_counts_as_its_messages_would(before: int, size: int, count: int) 
     together, one_by_one = Window(1000), Window(1000)
     for window in (together, one_by_one):
         window.arrive(before)
-    together.arrive_run(count, count * size)
+    together.arrive(count * size, count)
     for _ in range(count):
         one_by_one.arrive(size)
     assert together.unsettled == one_by_one.unsettled == count + 1
@@ -136,7 +136,7 @@ def test_a_run_counts_as_its_messages_would(before: int, size: int, count: int) 
 @pytest.mark.parametrize(("count", "size"), [(0, 10), (-1, 10), (1, -1)])
 def test_a_run_that_does_not_add_up(count: int, size: int) -> None:
     with pytest.raises(WindowError):
-        Window(10).arrive_run(count, size)
+        Window(10).arrive(size, count)
 
 
 # The window that finds its size
@@ -160,7 +160,7 @@ class AnySender(RuleBasedStateMachine):
     def send(self, count: int, size: int) -> None:
         count = min(count, self.credit)
         self.credit -= count
-        self.window.arrive_run(count, count * size)
+        self.window.arrive(count * size, count)
 
     @rule(count=st.integers(0, 2000), crowded=st.booleans())
     def settle(self, count: int, crowded: bool) -> None:
@@ -189,7 +189,7 @@ TestAnySender.settings = settings(max_examples=50)
 def settle_round(window: Window, crowded: int) -> None:
     """Settle one round, a window of messages, the first `crowded` of them as crowded."""
     most = window.most
-    window.arrive_run(most, most)
+    window.arrive(most, most)
     window.settle(crowded, crowded=True)
     window.settle(most - crowded)
 

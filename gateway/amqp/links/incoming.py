@@ -109,7 +109,7 @@ class IncomingLink:
     def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
         """Submit received messages, of `size` bytes together, to the publisher, or refuse them."""
         assert self.mapper is not None
-        self.window.arrive_run(len(messages), size)
+        self.window.arrive(size, len(messages))
         map_message, largest, allowed = self.mapper.record, self._largest, self._allowed
         submit, peer, sender = self._submit, self._peer, self.sender
         for delivery, data in zip(deliveries, messages, strict=True):

@@ -17,17 +17,6 @@ from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from mapping.record import Received
 
 
-class _ReaderPosition:
-    """The position of the group's reader, where a reading has caught up."""
-
-    def __init__(self, assigned: AssignedPartition) -> None:
-        self._assigned = assigned
-
-    @property
-    def position(self) -> int:
-        return self._assigned.position or 0
-
-
 class _LogSubscriber:
     """A member as the subscriber of its readings."""
 
@@ -83,7 +72,9 @@ class CatchUp:
             position = member.behind[assigned].position
             self.note_deleted(assigned, position, position + count)
 
-        goal = _ReaderPosition(assigned)
+        def goal() -> int:  # the position of the group's reader
+            return assigned.position or 0
+
         reading = Reading(member.log_subscriber, assigned.partition, offset, goal=goal, finished=finished, gap=gap)
         member.behind[assigned] = reading
         self._readings.start(reading)

@@ -67,11 +67,7 @@ class Commits:
             consumer = self._consumer()
             if consumer is None:
                 return False
-            offsets = {
-                assigned: committable
-                for assigned in dispatch.assignment.values()
-                if (committable := self._committable(assigned)) is not None and committable != assigned.committed
-            }
+            offsets = self._grown(dict.fromkeys(dispatch.assignment.values(), ()))
             if not offsets:
                 return True
             try:
@@ -93,9 +89,18 @@ class Commits:
                 assigned.committed = committed
             return True
 
-    def _committable(self, assigned: AssignedPartition, settled: Collection[int] = ()) -> OffsetAndMetadata | None:
-        found = assigned.committable(settled)
-        return found if found is None or self._ledgers else OffsetAndMetadata(found.offset, "")
+    def _grown(
+        self, partitions: Mapping[AssignedPartition, Collection[int]]
+    ) -> dict[AssignedPartition, OffsetAndMetadata]:
+        """Return the offsets that differ from what is committed, as if these records were settled too."""
+        offsets = {}
+        for assigned, settled in partitions.items():
+            found = assigned.committable({one for one in settled if assigned.copies.get(one, 1) == 1})
+            if found is not None and not self._ledgers:
+                found = OffsetAndMetadata(found.offset, "")
+            if found is not None and found != assigned.committed:
+                offsets[assigned] = found
+        return offsets
 
     async def follow_retention(self) -> None:
         """Drop unselected records that retention has deleted, so that commits do not wait for them."""
@@ -124,12 +129,7 @@ class Commits:
             The offsets to commit, by partition. The ledger lists records settled behind a gap, as far as they fit.
         """
         async with self.lock:
-            offsets: dict[AssignedPartition, OffsetAndMetadata] = {}
-            for assigned, numbers in settled.items():
-                alone = {number for number in numbers if assigned.copies.get(number, 1) == 1}
-                stored = self._committable(assigned, alone)
-                if stored is not None and stored != assigned.committed:
-                    offsets[assigned] = stored
+            offsets = self._grown(settled)
             yield {assigned.partition: offset for assigned, offset in offsets.items()}
             for assigned, offset in offsets.items():
                 assigned.committed = offset

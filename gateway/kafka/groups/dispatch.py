@@ -135,8 +135,8 @@ class Dispatch:
                 unassigned.append(delivery)
         unassigned.reverse()
         for pool in member.pools:
-            while not self._pools.keeps_records(pool) and pool.ready:
-                unassigned.append(self.ready.take(pool))
+            if not self._pools.keeps_records(pool):
+                unassigned += self.ready.take_all(pool)
         for delivery in unassigned:
             self._reroute(delivery)
         self._changed()
@@ -144,7 +144,7 @@ class Dispatch:
     def _drop_pool(self, pool: Pool) -> None:
         """Drop a subscription filter whose members did not return; its records go to others, or are settled."""
         self._pools.end(pool)
-        for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
+        for delivery in self.ready.take_all(pool):
             self._reroute(delivery)
         self._changed()
 
@@ -191,11 +191,7 @@ class Dispatch:
         if not at_once:
             self._redelivery.add(delivery)
             return
-        self.redelivered += 1
-        if self._pools.keeps_records(delivery.pool):
-            self.ready.add(delivery, first=True)
-        else:
-            self._reroute(delivery)
+        self._redeliver(delivery, first=True)
         self._changed()
 
     def decline(self, member: Member, record: Received, *, failed: bool = False, keep: bool = False) -> None:
@@ -211,10 +207,7 @@ class Dispatch:
         delivery.attempts += failed
         delivery.failures += failed
         delivery.kept = keep
-        if self._pools.keeps_records(delivery.pool):
-            self.ready.add(delivery, first=True)
-        else:
-            self._reroute(delivery)
+        self._add_again(delivery, first=True)
         self._changed()
 
     def has_other(self, member: Member, record: Received) -> bool:
@@ -313,7 +306,7 @@ class Dispatch:
     def _spill(self, pool: Pool) -> None:
         """Leave deliveries that wait for members without capacity in the log, because other members have capacity."""
         lowest: dict[AssignedPartition, int] = {}
-        for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
+        for delivery in self.ready.take_all(pool):
             assigned, offset = delivery.assigned, delivery.record.offset
             if delivery.kept:
                 self.ready.add(delivery)
@@ -348,22 +341,20 @@ class Dispatch:
                 or ((member.wants or member.behind or delivery.declined) and not member.selects(delivery))
             ):
                 member = self._pools.choose(pool, delivery)
-            if member is None:
-                if self._pools.may_be_wanted(pool, delivery):
-                    if not self._pools.has_capacity(pool, delivery):
-                        break
-                    passed.append(self.ready.take(pool))  # for members without capacity; others may want the next ones
-                    continue
-                self.ready.take(pool)
-                if delivery.kept:
-                    delivery.declined = frozenset()
-                    self._redelivery.add(delivery)
-                    continue
-                self._leave_in_log(delivery)
-                continue
+            wanted = member is None and self._pools.may_be_wanted(pool, delivery)
+            if wanted and not self._pools.has_capacity(pool, delivery):
+                break
             self.ready.take(pool)
-            if not self._offer(member, delivery):
-                self.ready.add(delivery, first=True)
+            if member is not None:
+                if not self._offer(member, delivery):
+                    self.ready.add(delivery, first=True)
+            elif wanted:
+                passed.append(delivery)  # for members without capacity; others may want the next ones
+            elif delivery.kept:
+                delivery.declined = frozenset()
+                self._redelivery.add(delivery)
+            else:
+                self._leave_in_log(delivery)
         for delivery in reversed(passed):
             self.ready.add(delivery, first=True)
 
@@ -387,18 +378,20 @@ class Dispatch:
 
         The deliveries were never offered before. All go to one member, or in equal parts to the members next in turn.
         """
-        kept, count = _leading_run(pool)
+        first = pool.ready[0]
+        kept = first.assigned if pool.has_preferred(first) else None
+        next_member = next(iter(pool.free), None) if kept is None else kept.preferred
+        if next_member is None or next_member.full or not next_member.takes_runs:
+            return False
+        count = _leading_run(pool, kept)
         if not count:
             return False
         if kept is None:
             takers, count = self._pools.deal(pool, count)
         else:
-            member = kept.preferred
-            takers = [] if member is None or member.full or not member.takes_runs else [member]
-            if takers and count > 1:
-                count = min(count, max(1, takers[0].subscriber.demand))
-        if not takers:
-            return False
+            takers = [next_member]
+            if count > 1:
+                count = min(count, max(1, next_member.subscriber.demand))
         share, more = divmod(count, len(takers))
         for index, member in enumerate(takers):
             refused = self._offer_run(member, self.ready.take_all(pool, share + (index < more)))
@@ -424,11 +417,14 @@ class Dispatch:
             member.fill()
         return rest
 
-    def _redeliver(self, delivery: Delivery) -> None:
-        """Offer a delivery again after its back-off."""
+    def _redeliver(self, delivery: Delivery, *, first: bool = False) -> None:
+        """Offer a delivery again: after its back-off, or (`first`) before all others."""
         self.redelivered += 1
+        self._add_again(delivery, first=first)
+
+    def _add_again(self, delivery: Delivery, *, first: bool) -> None:
         if self._pools.keeps_records(delivery.pool):
-            self.ready.add(delivery)
+            self.ready.add(delivery, first=first)
         else:
             self._reroute(delivery)
 
@@ -444,7 +440,7 @@ class Dispatch:
             assigned.ours = kept.get(partition) is assigned
         self.assignment = kept
         for pool in self.ready.pools:
-            for delivery in [self.ready.take(pool) for _ in range(len(pool.ready))]:
+            for delivery in self.ready.take_all(pool):
                 if delivery.assigned.ours:
                     self.ready.add(delivery)
         for member in self.members.values():
@@ -473,14 +469,12 @@ class Dispatch:
         return len(self._redelivery)
 
 
-def _leading_run(pool: Pool) -> tuple[AssignedPartition | None, int]:
+def _leading_run(pool: Pool, kept: AssignedPartition | None) -> int:
     """Return how many of the first deliveries in a queue take the same route; none was offered before.
 
-    They go to the preferred member of the partition that is returned with the count. None: to the members in turn.
+    They go to the preferred member of the partition `kept`. None: to the members in turn.
     """
     alone = len(pool.members) == 1
-    first = pool.ready[0]
-    kept = first.assigned if pool.has_preferred(first) else None
     count = 0
     for delivery in itertools.islice(pool.ready, DEMAND):
         if delivery.attempts or delivery.declined:
@@ -490,4 +484,4 @@ def _leading_run(pool: Pool) -> tuple[AssignedPartition | None, int]:
         if kept is not None and delivery.assigned is not kept:
             break
         count += 1
-    return kept, count
+    return count

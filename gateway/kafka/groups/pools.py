@@ -159,12 +159,10 @@ class Pools:
     def deal(self, pool: Pool, most: int) -> tuple[list[Member], int]:
         """Return the members next in turn, and how many records (at most `most`) they get together.
 
-        All of them accept any records in runs, and count as served; the first ones count once more where the number
-        cannot be divided equally. The list is empty when a member that accepts no runs is next.
+        All of them accept any records in runs, as the very next member must, and count as served; the first ones count
+        once more where the number cannot be divided equally.
         """
         takers = list(itertools.takewhile(_TAKES_RUNS, itertools.islice(pool.free, most)))
-        if not takers:
-            return takers, 0
         if most > len(takers):
             rounds = 1  # a member that accepts no runs is next
             if len(takers) == len(pool.free):

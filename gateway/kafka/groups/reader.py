@@ -44,8 +44,7 @@ from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, LEFT_GROUP, Commits, 
 from gateway.kafka.groups.dispatch import Dispatch
 from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.groups.start_offsets import StartOffsets
-from gateway.kafka.groups.statistics import GroupStatistics, snapshot
-from gateway.kafka.groups.unread import unread
+from gateway.kafka.groups.statistics import GroupStatistics, snapshot, unread
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.spawn import Spawn, keep_running
 
@@ -135,14 +134,18 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         consumer = self._consumer
         if consumer is not None:
             answered = await self.commits.commit()
-            self.dispatch.suspended = True
-            self._consumer = None
-            self._connected.clear()
-            self.topics = frozenset()
-            stop_waiting(consumer)
-            self._assigned.set()
+            self._let_go(consumer)
             await close_consumer(consumer, 2.0 if answered else 0.2)
         self.dispatch.close()
+
+    def _let_go(self, consumer: AIOKafkaConsumer) -> None:
+        """Stop reading with a consumer that will be closed; calls of `subscribe` that wait for it return."""
+        self._consumer = None
+        self._connected.clear()
+        self.dispatch.suspended = True
+        self.topics = frozenset()
+        stop_waiting(consumer)
+        self._assigned.set()
 
     # Called for subscribers.
 
@@ -304,13 +307,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     async def _replace(self, consumer: AIOKafkaConsumer) -> None:
         """Close a broken consumer; the next `subscribe` joins the group with a new one."""
-        self._consumer = None
-        self._connected.clear()
-        self.dispatch.suspended = True
+        self._let_go(consumer)
         self.dispatch.set_assignment(())
-        self.topics = frozenset()
-        stop_waiting(consumer)
-        self._assigned.set()
         self._stale.set()
         await close_consumer(consumer)
 
@@ -490,7 +488,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return True
 
     def unread(self, member: Member, ends: Mapping[TopicPartition, int]) -> int:
-        """See `unread.unread`."""
+        """See `statistics.unread`."""
         return unread(self.dispatch, self._consumer, member, ends)
 
     def statistics(self) -> GroupStatistics:

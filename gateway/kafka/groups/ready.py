@@ -47,13 +47,13 @@ class ReadyDeliveries:
         self.records += len(deliveries)
         self.bytes += sum([len(delivery.record.value or b"") for delivery in deliveries])
 
-    def take_all(self, pool: Pool, count: int) -> list[Delivery]:
-        """Take the first `count` deliveries of a pool; it must have that many, and at least one."""
+    def take_all(self, pool: Pool, count: int | None = None) -> list[Delivery]:
+        """Take all deliveries of a pool, or its first `count`; it must have that many."""
         ready = pool.ready
-        found = [ready.popleft() for _ in range(count)]
+        found = [ready.popleft() for _ in range(len(ready) if count is None else count)]
         if not ready:
-            del self._busy[pool]
-        self.records -= count
+            self._busy.pop(pool, None)
+        self.records -= len(found)
         self.bytes -= sum([len(delivery.record.value or b"") for delivery in found])
         return found
 

@@ -19,16 +19,6 @@ typedef struct {
 
 RecordFields of_record;
 
-/* A record's parts, except the value. */
-typedef struct {
-    int64_t timestamp;
-    int64_t distance; /* difference from the batch's first timestamp */
-    PyObject *key;
-    PyObject **headers;
-    Py_ssize_t header_count;
-    Py_ssize_t common; /* bytes of all but the offset delta, value and length */
-} Parts;
-
 /* Signed varints (zig-zag). */
 
 static inline uint64_t
@@ -109,41 +99,30 @@ add_bytes(Py_ssize_t *sum, PyObject *content)
     return 0;
 }
 
+/* Take a record's timestamp, and its difference from the batch's first one. Returns -1 with an exception. */
 static int
-take_timestamp(const RecordBuffer *self, PyObject *number, Parts *parts)
+take_timestamp(const RecordBuffer *self, PyObject *number, long long *timestamp, long long *distance)
 {
     int overflow;
-    long long timestamp = PyLong_AsLongLongAndOverflow(number, &overflow);
-    if (timestamp == -1 && !overflow && PyErr_Occurred()) {
+    *timestamp = PyLong_AsLongLongAndOverflow(number, &overflow);
+    if (*timestamp == -1 && !overflow && PyErr_Occurred()) {
         return -1;
     }
-    long long distance = 0;
-    if (overflow || timestamp == LLONG_MIN
-        || (self->count && __builtin_sub_overflow(timestamp, self->first, &distance))) {
+    *distance = 0;
+    if (overflow || *timestamp == LLONG_MIN
+        || (self->count && __builtin_sub_overflow(*timestamp, self->first, distance))) {
         PyErr_Format(PyExc_OverflowError, "timestamp %S", number);
         return -1;
     }
-    parts->timestamp = timestamp;
-    parts->distance = distance;
     return 0;
 }
 
-/* Check and measure all parts but the value. `headers` is a tuple or a list. */
+/* Add the sizes of headers. Returns -1 with an exception when one is no tuple of name and value. */
 static int
-take_parts(const RecordBuffer *self, PyObject *timestamp, PyObject *key, PyObject *headers, Parts *parts)
+add_headers(Py_ssize_t *sum, PyObject *const *headers, Py_ssize_t count)
 {
-    if (take_timestamp(self, timestamp, parts) < 0) {
-        return -1;
-    }
-    parts->key = key;
-    parts->headers = PySequence_Fast_ITEMS(headers);
-    parts->header_count = PySequence_Fast_GET_SIZE(headers);
-    parts->common = 1 + varint_size(parts->distance) + varint_size(parts->header_count);
-    if (add_bytes(&parts->common, key) < 0) {
-        return -1;
-    }
-    for (Py_ssize_t number = 0; number < parts->header_count; number++) {
-        PyObject *header = parts->headers[number];
+    for (Py_ssize_t number = 0; number < count; number++) {
+        PyObject *header = headers[number];
         if (!PyTuple_Check(header) || PyTuple_GET_SIZE(header) != 2) {
             PyErr_SetString(PyExc_TypeError, "a header is a tuple of name and value");
             return -1;
@@ -152,8 +131,8 @@ take_parts(const RecordBuffer *self, PyObject *timestamp, PyObject *key, PyObjec
         if (PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(header, 0), &size) == NULL) {
             return -1;
         }
-        add_sized(&parts->common, size);
-        if (add_bytes(&parts->common, PyTuple_GET_ITEM(header, 1)) < 0) {
+        add_sized(sum, size);
+        if (add_bytes(sum, PyTuple_GET_ITEM(header, 1)) < 0) {
             return -1;
         }
     }
@@ -175,13 +154,17 @@ extend(PyObject *out, Py_ssize_t size)
     return PyByteArray_AS_STRING(out) + before;
 }
 
-/* Write a record. Returns its size, 0 when it does not fit, or -1 with an exception when it cannot be written. */
 static Py_ssize_t
-write_record(RecordBuffer *self, const Parts *parts, PyObject *value)
+write_parts(RecordBuffer *self, PyObject *stamp, PyObject *key, PyObject *value, PyObject *const *headers,
+            Py_ssize_t header_count)
 {
-    Py_ssize_t length = parts->common;
-    add(&length, varint_size(self->count));
-    if (add_bytes(&length, value) < 0) {
+    long long timestamp, distance;
+    if (take_timestamp(self, stamp, &timestamp, &distance) < 0) {
+        return -1;
+    }
+    Py_ssize_t length = 1 + varint_size(distance) + varint_size(self->count) + varint_size(header_count);
+    if (add_bytes(&length, key) < 0 || add_headers(&length, headers, header_count) < 0
+        || add_bytes(&length, value) < 0) {
         return -1;
     }
     if (length > LONGEST) {
@@ -198,26 +181,39 @@ write_record(RecordBuffer *self, const Parts *parts, PyObject *value)
     }
     at = put_varint(at, length);
     *at++ = 0; /* attributes, unused */
-    at = put_varint(at, parts->distance);
+    at = put_varint(at, distance);
     at = put_varint(at, self->count);
-    at = put_bytes(at, parts->key);
+    at = put_bytes(at, key);
     at = put_bytes(at, value);
-    at = put_varint(at, parts->header_count);
-    for (Py_ssize_t number = 0; number < parts->header_count; number++) {
-        PyObject *header = parts->headers[number];
+    at = put_varint(at, header_count);
+    for (Py_ssize_t number = 0; number < header_count; number++) {
         Py_ssize_t name_size;
-        const char *name = PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(header, 0), &name_size); /* cached by `take_parts` */
+        const char *name = PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(headers[number], 0), &name_size); /* cached */
         at = put_sized(at, name, name_size);
-        at = put_bytes(at, PyTuple_GET_ITEM(header, 1));
+        at = put_bytes(at, PyTuple_GET_ITEM(headers[number], 1));
     }
     assert(at == PyByteArray_AS_STRING(self->out) + PyByteArray_GET_SIZE(self->out));
     if (!self->count) {
-        self->first = self->last = parts->timestamp;
+        self->first = self->last = timestamp;
     }
-    else if (parts->timestamp > self->last) {
-        self->last = parts->timestamp;
+    else if (timestamp > self->last) {
+        self->last = timestamp;
     }
     self->count++;
+    return size;
+}
+
+/* Write a record. Returns its size, 0 when it does not fit, or -1 with an exception when it cannot be written. */
+static Py_ssize_t
+write_record(RecordBuffer *self, PyObject *stamp, PyObject *key, PyObject *value, PyObject *headers)
+{
+    PyObject *fast = PySequence_Fast(headers, "headers are a sequence");
+    if (fast == NULL) {
+        return -1;
+    }
+    Py_ssize_t size
+        = write_parts(self, stamp, key, value, PySequence_Fast_ITEMS(fast), PySequence_Fast_GET_SIZE(fast));
+    Py_DECREF(fast);
     return size;
 }
 
@@ -227,34 +223,8 @@ append(RecordBuffer *self, PyObject *const *arguments, Py_ssize_t given)
     if (check_count("append", given, 4) < 0) {
         return NULL;
     }
-    PyObject *headers = PySequence_Fast(arguments[3], "headers are a sequence");
-    if (headers == NULL) {
-        return NULL;
-    }
-    Parts parts;
-    Py_ssize_t size = -1;
-    if (take_parts(self, arguments[0], arguments[1], headers, &parts) == 0) {
-        size = write_record(self, &parts, arguments[2]);
-    }
-    Py_DECREF(headers);
+    Py_ssize_t size = write_record(self, arguments[0], arguments[1], arguments[2], arguments[3]);
     return size < 0 ? NULL : PyLong_FromSsize_t(size);
-}
-
-/* Like `write_record`, for a `Record` object. */
-static Py_ssize_t
-write_object(RecordBuffer *self, PyObject *timestamp, PyObject *record)
-{
-    if (!is_record(record)) {
-        return -1;
-    }
-    PyObject *headers = PySequence_Fast(field(record, of_record.headers), "headers are a sequence");
-    Parts parts;
-    Py_ssize_t size = -1;
-    if (headers && take_parts(self, timestamp, field(record, of_record.key), headers, &parts) == 0) {
-        size = write_record(self, &parts, field(record, of_record.value));
-    }
-    Py_XDECREF(headers);
-    return size;
 }
 
 /* Append each record from `start` on. It stops before one that does not fit or cannot be written; `append` of that
@@ -277,7 +247,9 @@ append_records(RecordBuffer *self, PyObject *const *arguments, Py_ssize_t given)
     Py_ssize_t count = 0, size = 0, written = 1;
     while (written > 0 && start + count < PyList_GET_SIZE(arguments[1]) && (count == 0 || size < most)) {
         PyObject *record = Py_NewRef(PyList_GET_ITEM(arguments[1], start + count));
-        written = write_object(self, arguments[0], record);
+        written = is_record(record) ? write_record(self, arguments[0], field(record, of_record.key),
+                                                   field(record, of_record.value), field(record, of_record.headers))
+                                    : -1;
         Py_DECREF(record);
         if (written > 0) {
             count++;

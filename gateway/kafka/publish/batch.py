@@ -21,17 +21,14 @@ ACCOUNTED_BYTES: Final = 16384
 is exact between turns, and behind by at most this much per partition within one."""
 
 
-class _NoOwner:
-    """The owner of an empty run: it equals no real owner, so the first record always starts a run."""
-
-
-NO_OWNER: Final = _NoOwner()
+_NO_OWNER: Final = object()
+"""The owner of an empty run: it is no real owner, so the first record always starts a run."""
 
 
 class Share:
     """The tickets of one owner in one batch."""
 
-    __slots__ = ("budget", "bytes", "owner", "runs", "taken_bytes", "taken_records", "tokens")
+    __slots__ = ("budget", "bytes", "owner", "runs", "tokens")
 
     def __init__(self, owner: Owner | None, budget: ConnectionBudget | None) -> None:
         self.owner = owner  # None means that no caller needs the outcome
@@ -40,9 +37,7 @@ class Share:
         self.tokens: list[Any] = []  # in order of submission
         # positions in the batch as half-open ranges; together as long as `tokens`
         self.runs: list[tuple[int, int]] = []
-        self.bytes = 0  # size of the records in closed runs
-        self.taken_bytes = 0  # counted in `budget`
-        self.taken_records = 0  # counted in `budget`
+        self.bytes = 0  # counted in the budgets
 
     def offsets(self, base: int) -> Sequence[int]:
         """Return the offsets of `tokens` in a batch stored at `base`; all are -1 when Kafka returned no offset."""
@@ -80,16 +75,15 @@ class Batch(WrittenBatch):
         self.count = 0  # records
         self.bytes = 0  # size of the records
         self.account_at = 0  # call `account` when `bytes` reaches it
-        self.owner: Any = NO_OWNER  # of the current run; see `switch_owner`
+        self.owner: Any = _NO_OWNER  # of the current run; see `switch_owner`
         self.born = 0.0  # time of the first record, by the loop's clock
         self.pinned: list[int] = []  # positions of records whose senders named the partition
         self.shares: dict[int, Share] = {}
         self.withdrawn: Set[int] = frozenset()  # owners (by id) whose records are not resent; see `do_not_resend`
         self._share: Share | None = None
         self._run_position = 0
-        self._run_bytes = 0
-        self._taken_bytes = 0
-        self._taken_records = 0
+        self._counted_bytes = 0  # in the budgets, up to the last record that is counted
+        self._counted_records = 0
 
     def switch_owner(self, owner: Owner | None) -> None:
         """Start a run of records of `owner` at the current position; its first record is not counted yet."""
@@ -133,29 +127,23 @@ class Batch(WrittenBatch):
             share.runs.append((self._run_position, self.count))
         elif not share.tokens:
             del self.shares[id(share.owner)]  # its first record did not fit
-        share.bytes += self.bytes - self._run_bytes
         self._run_position = self.count
-        self._run_bytes = self.bytes
         self._share = None
-        self.owner = NO_OWNER
+        self.owner = _NO_OWNER
 
     def account(self) -> None:
-        """Count the records since the last call in the budgets."""
-        size = self.bytes - self._taken_bytes
-        records = self.count - self._taken_records
-        if records:
-            self._taken_bytes = self.bytes
-            self._taken_records = self.count
-            self.budget.take(size, records)
+        """Count the records since the last call in the budgets. All of them belong to the current run."""
+        share, size, records = self._share, self.bytes - self._counted_bytes, self.count - self._counted_records
         self.account_at = self.bytes + ACCOUNTED_BYTES
-        share = self._share
-        if share is not None and share.budget is not None:
-            size = share.bytes + self.bytes - self._run_bytes - share.taken_bytes
-            records = len(share.tokens) - share.taken_records
-            if records:
-                share.taken_bytes += size
-                share.taken_records += records
+        if share is not None and records:
+            self._note_counted(share, size)
+            self.budget.take(size, records)
+            if share.budget is not None:
                 share.budget.take(size, records, self.budget)
+
+    def _note_counted(self, share: Share, size: int) -> None:
+        share.bytes += size
+        self._counted_bytes, self._counted_records = self.bytes, self.count
 
     def seal(self) -> None:
         """Close the batch, ready for aiokafka's producer."""
@@ -164,11 +152,11 @@ class Batch(WrittenBatch):
 
     def release(self) -> None:
         """Release what the batch has taken from the budgets; once, after its tickets were settled."""
-        self.budget.give(self._taken_bytes, self._taken_records)
-        self._taken_bytes = self._taken_records = 0
-        for share in self.shares.values():
+        shares = self.shares.values()
+        self.budget.give(sum([share.bytes for share in shares]), sum([len(share.tokens) for share in shares]))
+        for share in shares:
             if share.budget is not None:
-                share.budget.give(share.taken_bytes, share.taken_records)
+                share.budget.give(share.bytes, len(share.tokens))
         self.shares = {}  # aiokafka may hold on to the batch
 
     # After a failure the batch must be rebuilt: its bytes have a sequence number that will not be used again.
@@ -176,14 +164,14 @@ class Batch(WrittenBatch):
     def rebuild(self) -> Batch:
         """Return a new batch with the same records and tickets, for another producer. This one is void then."""
         batch = self._rebuild_at(range(self.count))
-        self._pass_on_taken(batch)
+        self._pass_on_counted(batch)
         return batch
 
     def halves(self) -> tuple[Batch, Batch]:
         """Return two new batches, in order, to find the record that the broker refuses. This one is void then."""
         middle = self.count // 2
         left, right = self._rebuild_at(range(middle)), self._rebuild_at(range(middle, self.count))
-        self._pass_on_taken(left, right)
+        self._pass_on_counted(left, right)
         return left, right
 
     def unpack(self, topic: str, partition: int) -> Iterator[tuple[Record, Owner | None, Any]]:
@@ -192,14 +180,10 @@ class Batch(WrittenBatch):
         `partition` is the batch's partition; only records whose senders named it get it.
         """
         pinned = frozenset(self.pinned)
-        for position, (record, (owner, _, token)) in enumerate(zip(self._records(), self._tickets(), strict=True)):
+        for position, record, share, token in self._contents():
             named = partition if position in pinned else None
             headers = tuple(record.headers)
-            yield Record(topic, record.key, record.value, headers, record.timestamp, named), owner, token
-
-    def _records(self) -> DefaultRecordBatch:
-        """Return the parsed records. The batch itself does not change: aiokafka may still send it."""
-        return DefaultRecordBatch(self.stored_form())
+            yield Record(topic, record.key, record.value, headers, record.timestamp, named), share.owner, token
 
     def without(self, owners: Set[int]) -> Batch | None:
         """Move the records of all other owners to a new batch, if there are any; keep those of `owners` (by id)."""
@@ -208,13 +192,8 @@ class Batch(WrittenBatch):
             del self.shares[key]
         fresh = None
         if self.shares:
-            fresh = self._rebuild_at(
-                {place for one in self.shares.values() for run in one.runs for place in range(*run)}
-            )
-            self._pass_on_taken(fresh)
-            self._taken_bytes = sum(share.bytes for share in theirs.values())
-            self._taken_records = sum(len(share.tokens) for share in theirs.values())
-            fresh._taken_bytes -= self._taken_bytes
+            fresh = self._rebuild_at(range(self.count))
+            self._pass_on_counted(fresh)
             fresh.withdrawn -= owners
         self.shares = theirs
         self.void()
@@ -249,57 +228,41 @@ class Batch(WrittenBatch):
     def _rebuild_at(self, positions: Container[int]) -> Batch:
         batch = Batch(self.limit, self.budget, self._codec)
         batch.born, batch.withdrawn = self.born, self.withdrawn
-        tickets = list(self._tickets())
         pinned = frozenset(self.pinned)
-        for position, record in enumerate(self._records()):
+        for position, record, share, token in self._contents():
             if position not in positions:
                 continue
-            owner, budget, token = tickets[position]
-            if owner is not batch.owner:
-                batch._resume(owner, budget)
+            if share.owner is not batch.owner:
+                batch.switch_owner(share.owner)
+                batch.shares[id(share.owner)].budget = share.budget
             size = batch.write(record.timestamp, record.key, record.value, list(record.headers))
             batch.add_token(token)
             if position in pinned:
                 batch.pinned.append(batch.count)
             batch.count += 1
             batch.bytes += size
-        batch._mark_taken()
+            batch._note_counted(batch.shares[id(share.owner)], size)  # by the batch that it comes from
         batch.seal()
         return batch
 
-    def _resume(self, owner: Owner | None, budget: ConnectionBudget | None) -> None:
-        self._mark_taken()
-        self.switch_owner(owner)
-        assert self._share is not None
-        self._share.budget = budget
-
-    def _pass_on_taken(self, *successors: Batch) -> None:
-        """Pass this batch's share of the budgets on, to the byte: a record is smaller at a lower position."""
-        rest = self._taken_bytes
-        for successor in successors[:-1]:
-            rest -= successor._taken_bytes
-        successors[-1]._taken_bytes = rest
+    def _pass_on_counted(self, *successors: Batch) -> None:
+        """Pass what this batch has counted in the budgets on, to the byte: a record is smaller at a lower position."""
         for owner, share in self.shares.items():
-            parts = [successor.shares[owner] for successor in successors if owner in successor.shares]
-            rest = share.taken_bytes
-            for part in parts[:-1]:
-                rest -= part.taken_bytes
-            parts[-1].taken_bytes = rest
+            *others, last = [successor.shares[owner] for successor in successors if owner in successor.shares]
+            last.bytes = share.bytes - sum(part.bytes for part in others)
 
-    def _mark_taken(self) -> None:
-        """Note records as taken that are counted in the budgets already."""
-        self._taken_bytes, self._taken_records = self.bytes, self.count
-        share = self._share
-        if share is not None:
-            share.taken_bytes = share.bytes + self.bytes - self._run_bytes
-            share.taken_records = len(share.tokens)
+    def _contents(self) -> Iterator[tuple[int, Any, Share, Any]]:
+        """Yield the records that have a share, in order: position, parsed record, share and token.
 
-    def _tickets(self) -> Iterator[tuple[Owner | None, ConnectionBudget | None, Any]]:
-        """Iterate over owner, budget and token by position."""
-        tickets: list[Any] = [None] * self.count
+        The batch itself does not change: aiokafka may still send it.
+        """
+        tickets: list[tuple[Share, Any] | None] = [None] * self.count
         for share in self.shares.values():
             tokens = iter(share.tokens)
             for first, behind in share.runs:
                 for position in range(first, behind):
-                    tickets[position] = (share.owner, share.budget, next(tokens))
-        return iter(tickets)
+                    tickets[position] = (share, next(tokens))
+        records = DefaultRecordBatch(self.stored_form())
+        for position, (record, ticket) in enumerate(zip(records, tickets, strict=True)):
+            if ticket is not None:
+                yield position, record, *ticket

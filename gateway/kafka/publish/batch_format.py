@@ -70,11 +70,6 @@ class Records:
         self.append_records = self._buffer.append_records
         self._state = (-1, -1, 0)
 
-    @property
-    def count(self) -> int:
-        """Number of records."""
-        return self._buffer.count
-
     def size(self) -> int:
         """Return the bytes so far, including the batch's header, before compression."""
         return len(self._out)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import sys
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Final
 
@@ -94,13 +95,11 @@ class Budgets:
 
     def flow(self, topics: int) -> list[BudgetFlow]:
         """Describe the process's and the receivers' budgets, and those of the fullest `topics` tenants and topics."""
-        fullest = heapq.nlargest(topics, self._topics.items(), key=lambda item: item[1].bytes)
-        whole = (budget_flow(PROCESS, self.process), budget_flow(OUTGOING, self.outgoing))
-        tenants = heapq.nlargest(topics, self._tenants.items(), key=lambda item: item[1].bytes)
         return [
-            *whole,
-            *(budget_flow(f"tenant {name}", each) for name, each in tenants),
-            *(budget_flow(f"topic {name}", each) for name, each in fullest),
+            budget_flow(PROCESS, self.process),
+            budget_flow(OUTGOING, self.outgoing),
+            *(budget_flow(f"tenant {name}", each) for name, each in _fullest(self._tenants, topics)),
+            *(budget_flow(f"topic {name}", each) for name, each in _fullest(self._topics, topics)),
         ]
 
     def statistics(self) -> BudgetStatistics:
@@ -109,12 +108,13 @@ class Budgets:
         return BudgetStatistics(
             limit_bytes=self.process.bytes_limit,
             topic_bytes={name: each.bytes for name, each in self._topics.items()},
-            tenant_bytes={
-                name: each.bytes
-                for name, each in heapq.nlargest(TENANTS, self._tenants.items(), key=lambda item: item[1].bytes)
-            },
+            tenant_bytes={name: each.bytes for name, each in _fullest(self._tenants, TENANTS)},
             outgoing_limit_bytes=outgoing.bytes_limit,
             outgoing_bytes=outgoing.bytes,
             outgoing_receivers=outgoing.records,
             outgoing_waiting=outgoing.waiting,
         )
+
+
+def _fullest(budgets: Mapping[str, Budget], most: int) -> list[tuple[str, Budget]]:
+    return heapq.nlargest(most, budgets.items(), key=lambda item: item[1].bytes)

@@ -133,13 +133,13 @@ class PartitionQueue:
         self._tried_by: LeasedProducer | None = None  # the producer of `_given_up`
 
     def seal_open(self) -> Batch:
-        """Queue the open batch, which the next record does not fit in, and open another."""
-        if self.open.count:
-            self.open.seal()
-            self.full.append(self.open)
+        """Queue the open batch, unless it is empty, and open another."""
+        batch, self.open = self.open, self.topic.new_batch()
+        if batch.count:
+            self.full.append(batch)
+            batch.seal()
             if self._full_waiter is not None:
                 self._full_waiter.set()
-        self.open = self.topic.new_batch()
         return self.open
 
     def start(self) -> None:
@@ -156,7 +156,10 @@ class PartitionQueue:
                 try:
                     if linger and not self.full:
                         await self._linger(self.open.born + linger)
-                    self._take_next()
+                    if not self.full:
+                        self.seal_open()
+                    if self.full:  # else what was to linger was withdrawn
+                        self.in_flight.append(self.full.popleft())
                     await self._deliver()
                 except Exception as error:  # a bug: the batches in flight still get a definite outcome
                     failures.report("partition", error, f"{self.topic.name}-{self.number}")
@@ -171,15 +174,6 @@ class PartitionQueue:
         """Note whether the partition has a leader. Without one, senders leave it once none of its batches is left."""
         self.led = led
         self.shut = not led and self._task is None and not self.open.count
-
-    def _take_next(self) -> None:
-        """Make the next batch the one in flight."""
-        if self.full:
-            self.in_flight.append(self.full.popleft())
-        else:
-            batch, self.open = self.open, self.topic.new_batch()
-            self.in_flight.append(batch)
-            batch.seal()
 
     async def _linger(self, until: float) -> None:
         self._full_waiter = asyncio.Event()
@@ -249,7 +243,7 @@ class PartitionQueue:
             handed_over = True
             stored = await future
             if not self.context.fence.allows(self.topic.name) and stored is not None:
-                self._suspend_timeout()
+                self._move_timeout(None)  # Kafka has answered, and only the fence delays the result
                 await self.context.fence.wait_open()
         except errors.KafkaError as error:
             if not self._is_in_flight(batch):
@@ -282,11 +276,11 @@ class PartitionQueue:
         """Whether the batch is still the one in flight, and not withdrawn."""
         return bool(self.in_flight) and self.in_flight[0] is batch
 
-    def _suspend_timeout(self) -> None:
-        """Suspend the timeout: Kafka has answered, and only the fence delays the result."""
+    def _move_timeout(self, at: float | None) -> None:
+        """Move the timeout of the batch in flight, unless it is over already; None suspends it."""
         if self._timeout is not None:
-            with contextlib.suppress(RuntimeError):  # the timeout is over already
-                self._timeout.reschedule(None)
+            with contextlib.suppress(RuntimeError):
+                self._timeout.reschedule(at)
 
     def withdraw(self, owners: Set[int]) -> None:
         """Settle these owners' (by id) unsent records as BUSY, and do not resend those that were sent."""
@@ -355,17 +349,15 @@ class PartitionQueue:
 
     def expire_in_flight(self) -> None:
         """End the wait for the batch in flight: the topic is gone, and aiokafka would retry for ever."""
-        if self._timeout is not None and self.in_flight:
-            with contextlib.suppress(RuntimeError):  # the timeout is over already
-                self._timeout.reschedule(self.context.clock())
+        if self.in_flight:
+            self._move_timeout(self.context.clock())
 
     def dissolve(self) -> list[Batch]:
         """Remove and return all batches, in order: the partition no longer exists."""
         self.shut = self.dissolved = True
         if self._task is not None:
             self._task.cancel()
-        if self.open.count:
-            self.seal_open()
+        self.seal_open()
         waiting = [*self.in_flight, *self.full]
         self.in_flight.clear()
         self.full.clear()
@@ -377,8 +369,7 @@ class PartitionQueue:
             self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None  # a task that is cancelled before its first step does not do that itself
-        if self.open.count:
-            self.seal_open()
+        self.seal_open()
         self.in_flight.extend(self.full)
         self.full.clear()
         while self.in_flight:

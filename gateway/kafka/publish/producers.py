@@ -30,12 +30,11 @@ METADATA_POLLS: Final = 10
 class LeasedProducer:
     """A producer with the number of its users."""
 
-    __slots__ = ("_producer", "retired", "users")
+    __slots__ = ("_producer", "users")
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
         self.users = 0  # its batches in flight
-        self.retired = False  # replaced; closed when it has no users
 
     async def hand_over(self, batch: Batch, topic: str, partition: int) -> asyncio.Future[RecordMetadata]:
         """Hand the batch to aiokafka; the returned future is done when every in-sync replica has it.
@@ -74,7 +73,7 @@ class Producers:
         self._spawn = spawn
         self._current: LeasedProducer | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._retired: dict[LeasedProducer, asyncio.Task[None] | None] = {}
+        self._retired: dict[LeasedProducer, asyncio.Task[None] | None] = {}  # with the task that closes it, if any
         self.started = 0
 
     async def acquire(self) -> LeasedProducer:
@@ -92,20 +91,14 @@ class Producers:
     def release(self, leased: LeasedProducer) -> None:
         """Release a producer whose batch is answered or given up."""
         leased.users -= 1
-        self._close_unused(leased)
+        if leased.users == 0 and self._retired.get(leased, 0) is None:  # retired, and not being closed
+            self._retired[leased] = self._spawn(self._close(leased))
 
     def retire(self, leased: LeasedProducer) -> None:
-        """Retire a producer whose sequence has a gap; the next `acquire` starts another."""
-        if leased.retired:
-            return
-        leased.retired = True
-        self._retired[leased] = None
+        """Retire a producer whose sequence has a gap, unless it is; the next `acquire` starts another."""
         if self._current is leased:
             self._current = None
-
-    def _close_unused(self, leased: LeasedProducer) -> None:
-        if leased.retired and leased.users == 0 and self._retired.get(leased, 0) is None:
-            self._retired[leased] = self._spawn(self._close(leased))
+            self._retired[leased] = None
 
     async def _close(self, leased: LeasedProducer) -> None:
         # By force: batches that aiokafka still has were given up, and could be stored after later ones in a re-created

@@ -259,12 +259,14 @@ class Publisher:
 
     # Unknown topics
 
-    def place(self, info: TopicInfo, record: Record, sender: Sender) -> int:
-        """Return the partition that `submit` would choose for a record of a known topic.
+    def place(self, info: TopicInfo, record: Record, sender: Sender) -> tuple[int, int, int]:
+        """Return what `submit` would choose for a record of a known topic: its partition and its timestamp.
+
+        The third number is the largest size of a record there, in bytes.
 
         Raises:
             Refused: UNKNOWN_TOPIC when the record names a partition that does not exist; DENIED when clients must not
-                write the topic.
+                write the topic; UNFIT when the topic does not accept the record.
         """
         if self._topics.is_own(info.name):
             raise Refused(Outcome.DENIED, _not_for_clients(info.name))
@@ -275,11 +277,20 @@ class Publisher:
         if record.partition is not None:
             if not 0 <= record.partition < len(writer.queues):
                 raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {info.name} has no partition {record.partition}")
-            return record.partition
-        if record.key is not None:
-            return partition_of(record.key, len(writer.queues))
-        queue = sender.queues.get(info.name)
-        return (writer.place(sender) if queue is None or queue.shut else queue).number
+            number = record.partition
+        elif record.key is not None:
+            number = partition_of(record.key, len(writer.queues))
+        else:
+            queue = sender.queues.get(info.name)
+            number = (writer.place(sender) if queue is None or queue.shut else queue).number
+        if record.key is None and info.needs_key:
+            raise Refused(Outcome.UNFIT, f"topic {info.name} is compacted: a key is needed")
+        now, timestamp = self._wall_clock(), record.timestamp
+        if timestamp is None:
+            timestamp = now
+        elif not (timestamp >= 0 and now - info.before_ms <= timestamp <= now + info.after_ms):
+            raise Refused(Outcome.UNFIT, f"topic {info.name} refuses the timestamp {timestamp}")
+        return number, timestamp, writer.topic.largest
 
     def _hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None, *, internal: bool) -> None:
         """Submit `record` once its topic is known."""
@@ -412,12 +423,9 @@ class Publisher:
 
     def _settle(self, batch: Batch, topic: str, result: Result, base: int) -> None:
         """Settle a batch: call its owners, count it, release its budgets."""
-        if result.outcome is Outcome.STORED:
-            self._settlement.stored(batch, self._clock())
-            if base >= 0:
-                self._settlement.placed(topic, result.partition, base, base + batch.count)
-                self.stored(topic, result.partition, base + batch.count)
-        self._settlement.settle(batch, topic, result, base)
+        if result.outcome is Outcome.STORED and base >= 0:
+            self.stored(topic, result.partition, base + batch.count)
+        self._settlement.settle(batch, topic, result, base, self._clock())
         self.budgets.forget(topic)
         self._check_drained()
 

@@ -57,30 +57,26 @@ class Settlement:
         self._batches = 0
         self._latency_s = Histogram([bound / 1000 for bound in LATENCY_MS])
 
-    def stored(self, batch: Batch, now: float) -> None:
-        """Count a stored batch."""
-        self.answered = now
-        self._batches += 1
-        self._latency_s.observe(now - batch.born)
-
-    def placed(self, topic: str, partition: int, base: int, behind: int) -> None:
-        """Count the records of a batch that is stored from offset `base` to before `behind`."""
-        places = self._places.get(topic)
-        if places is None:
-            if topic.startswith(INTERNAL_TOPIC_PREFIX):
-                return
-            places = self._places[topic] = {}
-        count, first, _ = places.get(partition, (0, base, base))
-        places[partition] = count + behind - base, first, behind
-
     def forget(self, topic: str) -> None:
         """Forget a deleted topic: the counts of a re-created one start at zero."""
         self._places.pop(topic, None)
 
-    def settle(self, batch: Batch, topic: str, result: Result, base: int) -> None:
-        """Report a batch's result to its owners, and release its budgets. `base` is its first offset, if stored."""
-        counts = self._state_records if topic.startswith(INTERNAL_TOPIC_PREFIX) else self._records
+    def settle(self, batch: Batch, topic: str, result: Result, base: int, now: float) -> None:
+        """Report a batch's result to its owners, and release its budgets.
+
+        `base` is its first offset, if stored; -1 when Kafka returned none.
+        """
+        is_state = topic.startswith(INTERNAL_TOPIC_PREFIX)
+        counts = self._state_records if is_state else self._records
         stored = result.outcome is Outcome.STORED
+        if stored:
+            self.answered = now
+            self._batches += 1
+            self._latency_s.observe(now - batch.born)
+            if base >= 0 and not is_state:
+                places, behind = self._places.setdefault(topic, {}), base + batch.count
+                count, first, _ = places.get(result.partition, (0, base, base))
+                places[result.partition] = count + batch.count, first, behind
         for share in batch.shares.values():
             counts[result.outcome] += len(share.tokens)
             self._tell(share.owner, share.tokens, share.offsets(base) if stored else (), result)

@@ -28,10 +28,9 @@ class Arrivals:
         """Watch nothing before a reader sleeps; both arguments are stopped by their owner."""
         self._live_reader = live_reader
         self._lookup = lookup
-        self._waiting: dict[tuple[str, int], set[asyncio.Event]] = {}
+        self._waiting: dict[str, dict[int, set[asyncio.Event]]] = {}  # by topic and partition
         self._partitions: dict[asyncio.Event, tuple[TopicPartition, ...]] = {}
         self._asleep: set[asyncio.Event] = set()
-        self._counts: dict[str, int] = {}  # by topic: the number of pairs of a partition and a sleeper
         self._tailed: set[str] = set()
         self._lingering: dict[str, asyncio.TimerHandle] = {}
 
@@ -84,24 +83,20 @@ class Arrivals:
         """Remove a sleeper."""
         self._asleep.discard(sleeper)
         for partition in self._partitions.pop(sleeper, ()):
-            key = (partition.topic, partition.partition)
-            waiting = self._waiting[key]
-            waiting.discard(sleeper)
+            waiting = self._waiting[partition.topic]
+            waiting[partition.partition].discard(sleeper)
+            if not waiting[partition.partition]:
+                del waiting[partition.partition]
             if not waiting:
-                del self._waiting[key]
-            self._counts[partition.topic] -= 1
-            if not self._counts[partition.topic]:
                 self._lingering[partition.topic] = asyncio.get_running_loop().call_later(
                     LINGER_S, self._unwatch, partition.topic
                 )
 
     def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
         """Wake the sleepers of the record's partition; see `contracts.Fanout`."""
-        waiting = self._waiting.get((record.topic, record.partition))
-        if waiting is not None:
-            for sleeper in tuple(waiting):
-                self.forget(sleeper)
-                sleeper.set()
+        for sleeper in tuple(self._waiting.get(record.topic, {}).get(record.partition, ())):
+            self.forget(sleeper)
+            sleeper.set()
         return ()
 
     def stop(self) -> None:
@@ -115,14 +110,13 @@ class Arrivals:
         assert sleeper not in self._partitions, "waits already"
         self._partitions[sleeper] = partitions
         for partition in partitions:
-            self._waiting.setdefault((partition.topic, partition.partition), set()).add(sleeper)
-            self._counts[partition.topic] = self._counts.get(partition.topic, 0) + 1
+            self._waiting.setdefault(partition.topic, {}).setdefault(partition.partition, set()).add(sleeper)
             timer = self._lingering.pop(partition.topic, None)
             if timer is not None:
                 timer.cancel()
 
     def _unwatch(self, topic: str) -> None:
         del self._lingering[topic]
-        del self._counts[topic]
+        del self._waiting[topic]
         self._tailed.discard(topic)
         self._live_reader.unwatch(topic, self)

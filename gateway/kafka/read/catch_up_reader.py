@@ -12,7 +12,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -38,12 +38,8 @@ IDLE_S: Final = 10.0  # a consumer without work is closed after this time
 TURN_RECORDS: Final = 2000  # the most records read for one subscriber in a turn
 
 
-class Goal(Protocol):
-    """Where a reading ends: usually the live reader's position in the partition."""
-
-    @property
-    def position(self) -> int:
-        """The offset of the goal, which may move on."""
+Goal = Callable[[], int]
+"""Returns the offset where a reading ends, which may move on: usually the live reader's position in the partition."""
 
 
 class Reading:
@@ -64,7 +60,7 @@ class Reading:
         self.subscriber = subscriber
         self.partition = partition
         self.position = position  # the offset of the next record to offer; safe to store
-        self.goal = goal  # the reading ends at `goal.position`, before the record there is offered
+        self.goal = goal  # the reading ends at `goal()`, before the record there is offered
         self.finished = finished  # called once, when the goal is reached; not when the reading is cancelled
         self.gap = gap  # receives the number of records that retention had deleted before they could be offered
 
@@ -236,20 +232,17 @@ class CatchUpReader:
         queue.state = _State.READY
         pauses.end_all(queue.subscriber, *NO_CAPACITY)
         holder = queue.holder
-        if holder is not None and holder.idle and holder.serves is queue:
+        if holder is not None and not holder.busy.is_set() and holder.serves is queue:
             self._ready.appendleft(queue)  # that worker has its records already: no new fetch
-            holder.wake.set()
-            holder.idle = False
+            holder.busy.set()
             return
         self._ready.append(queue)
-        idle = [worker for worker in self._workers if worker.idle]
+        idle = [worker for worker in self._workers if not worker.busy.is_set()]
         spare = next((worker for worker in idle if worker.serves is None or not worker.serves.readings), None)
         if spare is None and len(self._workers) < self._limit:
             self._hire()
         elif spare is not None or idle:
-            worker = spare or idle[0]
-            worker.idle = False
-            worker.wake.set()
+            (spare or idle[0]).busy.set()
 
     def _hire(self) -> None:
         worker = _Worker(self)
@@ -263,8 +256,8 @@ class _Worker:
     task: asyncio.Task[None]
 
     def __init__(self, pool: CatchUpReader) -> None:
-        self.idle = False
-        self.wake = asyncio.Event()
+        self.busy = asyncio.Event()  # cleared while it waits for a turn
+        self.busy.set()
         self.serves: _Queue | None = None
         self._version = -1
         self._pool = pool
@@ -305,15 +298,14 @@ class _Worker:
                 pool.end_turn(queue, waits=waits)
 
     async def _wait(self) -> bool:
-        self.idle = True
-        self.wake.clear()
+        self.busy.clear()
         try:
             async with asyncio.timeout(self._pool.idle_s):
-                await self.wake.wait()
+                await self.busy.wait()
         except TimeoutError:
             return self._pool.has_ready
         finally:
-            self.idle = False
+            self.busy.set()
         return True
 
     def _release(self) -> None:
@@ -330,7 +322,7 @@ class _Worker:
         queue.holder = self
         self._version = queue.version
         for reading in list(queue.readings.values()):
-            if reading.position >= reading.goal.position:
+            if reading.position >= reading.goal():
                 self._pool.finish(queue, reading)
         consumer.assign(list(queue.readings))
         for partition, reading in queue.readings.items():
@@ -382,7 +374,7 @@ class _Worker:
         if not batches:
             # Only transaction markers or compacted records may lie between us and the goal.
             for reading in list(queue.readings.values()):
-                if await consumer.position(reading.partition) >= reading.goal.position:
+                if await consumer.position(reading.partition) >= reading.goal():
                     self._pool.finish(queue, reading)
         return count
 
@@ -395,9 +387,9 @@ class _Worker:
             if queue.readings.get(reading.partition) is not reading:
                 chunk.popleft()  # cancelled
                 continue
-            goal = reading.goal
+            goal = reading.goal()
             for taken, record in enumerate(records):
-                if record.offset >= goal.position:
+                if record.offset >= goal:
                     break
                 try:
                     accepted = subscriber.offer_nowait(record)
@@ -412,7 +404,7 @@ class _Worker:
                 if queue.readings.get(reading.partition) is not reading:
                     break  # cancelled during the offer
             chunk.popleft()
-            if queue.readings.get(reading.partition) is reading and reading.position >= goal.position:
+            if queue.readings.get(reading.partition) is reading and reading.position >= reading.goal():
                 if reading.partition in consumer.assignment():
                     consumer.pause(reading.partition)
                 self._pool.finish(queue, reading)
@@ -429,7 +421,7 @@ class _Worker:
             if reading is None:
                 continue
             # Below the first record: retention was faster. Above the last: the topic was recreated.
-            lost = max(0, min(first, reading.goal.position) - reading.position)
+            lost = max(0, min(first, reading.goal()) - reading.position)
             self._pool.gaps += lost
             if lost and reading.gap is not None:
                 reading.gap(lost)
@@ -438,6 +430,6 @@ class _Worker:
                 partition.topic, partition.partition, reading.position, lost, first,
             )  # fmt: skip
             reading.position = first
-            if first >= reading.goal.position:
+            if first >= reading.goal():
                 self._pool.finish(queue, reading)
         self._version = -1

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from aiokafka import TopicPartition
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Fanout, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
-from gateway.kafka.read.catch_up_reader import CatchUpReader, Goal, Reading
+from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from gateway.kafka.read.distributor import Distributor
 from gateway.kafka.read.live_consumer import LiveConsumer
 from gateway.kafka.read.metadata_follower import MetadataFollower
 from gateway.kafka.read.start_positions import Start, starting_offsets
-from gateway.kafka.read.watched_topics import LaterGoal, LiveStatistics, Partition, PendingCatchUp, Topic, Watch
+from gateway.kafka.read.watched_topics import LiveStatistics, Partition, PendingCatchUp, Topic, Watch
 from gateway.spawn import Spawn
 
 log = logging.getLogger(__name__)
@@ -188,9 +188,8 @@ class LiveReader:
         if state is None:
             return
         watch = state.remove(fanout)
-        for reading in watch.readings if watch is not None else ():
-            del state.partitions[reading.partition].behind[reading.subscriber]
-            self._catch_up_reader.cancel(reading)
+        if watch is not None:
+            self._cancel(watch.readings)
         for tp in self._pending.keys() & state.leaderless.keys():
             waiting = self._pending.pop(tp)
             if left := {one: wanted for one, wanted in waiting.items() if wanted.fanout is not fanout}:
@@ -206,11 +205,7 @@ class LiveReader:
     def forget(self, subscriber: Subscriber) -> None:
         """Offer nothing more from the catch-up reader to a subscriber that is gone."""
         for reading in self._catch_up_reader.forget(subscriber):
-            part = self._partitions.get(reading.partition)
-            found = part.behind.pop(subscriber, None) if part is not None else None
-            if found is not None:
-                watch, _ = found
-                watch.readings.pop(reading, None)
+            reading.finished(reading)
         for waiting in self._pending.values():
             waiting.pop(subscriber, None)
 
@@ -241,9 +236,8 @@ class LiveReader:
         if part is None or watch is None:
             return False
         since = watch.since.get(partition, 0)
-        goal = LaterGoal(part, since) if since > part.position else part
-        if subscriber not in part.behind and offset < goal.position:
-            self._fall_behind(part, watch, subscriber, tp, offset, gap, goal)
+        if subscriber not in part.behind and offset < max(part.position, since):
+            self._fall_behind(part, watch, subscriber, tp, offset, gap, since)
         return True
 
     def _catch_up_waiting(self, tp: TopicPartition) -> None:
@@ -267,7 +261,7 @@ class LiveReader:
             if subscriber in self._pending.get(tp, ())
         }
         return waiting | {
-            partition.partition: part.behind[subscriber][1].position if subscriber in part.behind else part.position
+            partition.partition: part.behind[subscriber].position if subscriber in part.behind else part.position
             for partition, part in state.partitions.items()
         }
 
@@ -311,7 +305,7 @@ class LiveReader:
             if part is None:
                 continue
             if subscriber in part.behind:
-                left += max(1, end - part.behind[subscriber][1].position)
+                left += max(1, end - part.behind[subscriber].position)
             elif part.position < part.fetched or (self._consumer.next_offset(tp) or part.position) < end:
                 left += max(1, end - part.position)
         return left
@@ -396,14 +390,17 @@ class LiveReader:
         partition: TopicPartition,
         offset: int,
         gap: Callable[[int], None] | None = None,
-        goal: Goal | None = None,
+        since: int = 0,  # the first offset that the watch wants
     ) -> None:
-        def rejoin(reading: Reading) -> None:
+        def goal() -> int:
+            return max(part.position, since)
+
+        def finished(reading: Reading) -> None:
             del part.behind[reading.subscriber]
             del watch.readings[reading]
 
-        reading = Reading(subscriber, partition, offset, goal=goal or part, finished=rejoin, gap=gap)
-        part.behind[subscriber] = (watch, reading)
+        reading = Reading(subscriber, partition, offset, goal=goal, finished=finished, gap=gap)
+        part.behind[subscriber] = reading
         watch.readings[reading] = None
         self._fell_behind += 1
         self._catch_up_reader.start(reading)
@@ -429,7 +426,10 @@ class LiveReader:
             self._consumer.seek(partition, 0)
 
     def _cancel_readings(self, part: Partition) -> None:
-        for watch, reading in part.behind.values():
-            del watch.readings[reading]
+        self._cancel(part.behind.values())
+
+    def _cancel(self, readings: Iterable[Reading]) -> None:
+        """End catch-ups before their goal."""
+        for reading in tuple(readings):
             self._catch_up_reader.cancel(reading)
-        part.behind.clear()
+            reading.finished(reading)

@@ -55,22 +55,7 @@ class Partition:
         self.position = position  # the offset of the next record to fan out; all below were fanned out
         self.fetched = position  # the offset of the next record to expect from the consumer
         self.stored = 0  # the log ends here or further on, as this process's own records show
-        self.behind: dict[Subscriber, tuple[Watch, Reading]] = {}  # subscribers served by the catch-up reader
-
-
-class LaterGoal:
-    """The goal of a catch-up whose watch starts ahead of the live reader's position."""
-
-    __slots__ = ("_part", "_since")
-
-    def __init__(self, part: Partition, since: int) -> None:
-        self._part = part
-        self._since = since
-
-    @property
-    def position(self) -> int:
-        """The first offset that is not caught up on."""
-        return max(self._part.position, self._since)
+        self.behind: dict[Subscriber, Reading] = {}  # subscribers served by the catch-up reader
 
 
 class PendingCatchUp(msgspec.Struct, frozen=True):

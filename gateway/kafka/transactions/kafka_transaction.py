@@ -17,17 +17,15 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
+import msgspec
 from aiokafka import TopicPartition, errors
 from aiokafka.structs import OffsetAndMetadata
 
-from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.cluster.error_verdicts import name_of, verdict
-from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.reader import GroupReader
-from gateway.kafka.publish.batch import HEADER_BYTES
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.kafka.transactions.transactional_producers import TransactionalProducer, TransactionalProducerPool
@@ -56,88 +54,51 @@ class TransactionFailed(Exception):  # noqa: N818 - an answer, not an error
         self.reason = reason  # a line for the client
 
 
-class _Post:
+class _Post(msgspec.Struct, eq=False):
     """A record with its token and sender."""
 
-    __slots__ = ("record", "sender", "size", "token")
+    record: Record
+    token: Any
+    sender: Sender
+    size: int  # of key and value
 
-    def __init__(self, record: Record, token: Any, sender: Sender) -> None:
-        self.record = record
-        self.token = token
-        self.sender = sender
-        self.size = len(record.key or b"") + len(record.value or b"")
+
+_Batches = list[tuple[Any, list[_Post]]]
+"""The batches for one partition, in order: aiokafka's batches with the posts in each."""
 
 
 class Transactions:
     """The state that all transactions of the process share."""
 
-    def __init__(
-        self,
-        config: KafkaConfig,
-        producer_pool: TransactionalProducerPool,
-        publisher: Publisher,
-        *,
-        spawn: Spawn,
-        wall_clock: Callable[[], int],
-    ) -> None:
+    def __init__(self, producer_pool: TransactionalProducerPool, publisher: Publisher, *, spawn: Spawn) -> None:
         self.producer_pool = producer_pool
         self.publisher = publisher
         self.spawn = spawn
-        self._wall_clock = wall_clock
-        self._max_request_bytes = config.max_request_bytes
 
     def begin(self, settle: Settle) -> KafkaTransaction:
         """Return a new transaction; Kafka knows of it from its first record or offset."""
         return KafkaTransaction(self, settle)
 
-    def place(self, record: Record, info: TopicInfo, sender: Sender) -> tuple[int, int]:
-        """Return the partition and the timestamp of a record, as the publisher would choose them.
 
-        Raises:
-            Refused: there is no such partition, or the topic does not accept the record.
-        """
-        number = self.publisher.place(info, record, sender)
-        if record.key is None and info.needs_key:
-            raise Refused(Outcome.UNFIT, f"topic {info.name} is compacted: a key is needed")
-        now, timestamp = self._wall_clock(), record.timestamp
-        if timestamp is None:
-            timestamp = now
-        elif not (timestamp >= 0 and now - info.before_ms <= timestamp <= now + info.after_ms):
-            raise Refused(Outcome.UNFIT, f"topic {info.name} refuses the timestamp {timestamp}")
-        return number, timestamp
-
-    def largest(self, info: TopicInfo) -> int:
-        """Return the largest size of a record, in bytes."""
-        return min(info.max_message_bytes, self._max_request_bytes) - HEADER_BYTES
-
-
-class _Batches:
-    """The batches for one partition, in order: aiokafka's batches with the posts in each."""
-
-    __slots__ = ("batches",)
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[Any, list[_Post]]] = []
-
-    def append(self, post: _Post, timestamp: int, largest: int, new_batch: Callable[[], Any]) -> None:
-        """Add a post to the last batch or a new one. Raises Refused when no record can hold it."""
-        record = post.record
-        for fresh in (not self.batches, True):
-            if fresh:
-                self.batches.append((new_batch(), []))
-            builder, posts = self.batches[-1]
-            try:
-                written = builder.append(
-                    timestamp=timestamp, key=record.key, value=record.value, headers=list(record.headers)
-                )
-            except (UnicodeEncodeError, OverflowError) as error:
-                raise Refused(Outcome.UNFIT, f"no Kafka record can hold it: {error}") from None
-            if written is not None:
-                posts.append(post)
-                if written.size <= largest:
-                    return
-                break
-        raise Refused(Outcome.TOO_LARGE, f"topic {record.topic} accepts at most {largest} bytes")
+def _append(batches: _Batches, post: _Post, timestamp: int, largest: int, new_batch: Callable[[], Any]) -> None:
+    """Add a post to the last batch or a new one. Raises Refused when no record can hold it."""
+    record = post.record
+    for fresh in (not batches, True):
+        if fresh:
+            batches.append((new_batch(), []))
+        builder, posts = batches[-1]
+        try:
+            written = builder.append(
+                timestamp=timestamp, key=record.key, value=record.value, headers=list(record.headers)
+            )
+        except (UnicodeEncodeError, OverflowError) as error:
+            raise Refused(Outcome.UNFIT, f"no Kafka record can hold it: {error}") from None
+        if written is not None:
+            posts.append(post)
+            if written.size <= largest:
+                return
+            break
+    raise Refused(Outcome.TOO_LARGE, f"topic {record.topic} accepts at most {largest} bytes")
 
 
 class KafkaTransaction:
@@ -160,7 +121,7 @@ class KafkaTransaction:
 
     def submit(self, record: Record, token: Any, sender: Sender) -> None:
         """Accept a record of `sender`; `settle` receives its result later."""
-        post = _Post(record, token, sender)
+        post = _Post(record, token, sender, len(record.key or b"") + len(record.value or b""))
         self._publisher.reserve(post.size)
         self._unsettled[post] = None
         self._queue.append(post)
@@ -279,20 +240,20 @@ class KafkaTransaction:
             record = post.record
             try:
                 info = self._publisher.known_topic(record.topic) or await self._publisher.topic(record.topic)
-                number, timestamp = self._shared.place(record, info, post.sender)
+                number, timestamp, largest = self._publisher.place(info, record, post.sender)
                 batches = partitions.get((record.topic, number))
                 if batches is None:
                     if (unsafe := self._publisher.unsafe(info)) is not None:
                         raise unsafe
-                    batches = partitions[record.topic, number] = _Batches()
-                batches.append(post, timestamp, self._shared.largest(info), producer.new_batch)
+                    batches = partitions[record.topic, number] = []
+                _append(batches, post, timestamp, largest, producer.new_batch)
             except Refused as refused:
                 self._fail(Result(outcome=refused.outcome, reason=refused.reason))
                 return
         in_flight: list[tuple[asyncio.Future[Any], int, list[_Post]]] = []
         try:
             for (topic, number), batches in partitions.items():
-                for builder, together in batches.batches:
+                for builder, together in batches:
                     in_flight.append((await producer.hand_over(builder, topic, number), number, together))
             await producer.stored([future for future, _, _ in in_flight], partitions.keys())
         except BaseException as failed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
@@ -50,12 +51,6 @@ class RecordPagesStatistics(msgspec.Struct):
     pages_total: Annotated[int, counter("pages read from the log")] = 0
     records_total: Annotated[int, counter("records on pages of the log")] = 0
     unchanged_total: Annotated[int, counter("reads answered with 304, not changed")] = 0
-
-
-class _End(msgspec.Struct, eq=False):
-    """The offset at which a page stops to read a partition; see `catch_up_reader.Goal`."""
-
-    position: int
 
 
 class Filling:
@@ -103,7 +98,7 @@ class Filling:
         position = dict(span.start)
 
         def finished(reading: Reading) -> None:
-            position[reading.partition.partition] = max(reading.position, reading.goal.position)
+            position[reading.partition.partition] = max(reading.position, reading.goal())
             self._left -= 1
             if not self._left:
                 self.done.set()
@@ -113,7 +108,8 @@ class Filling:
         try:
             for number, start in starts.items():
                 partition = TopicPartition(topic, number)
-                catch_up_reader.start(Reading(self, partition, start, goal=_End(span.ends[number]), finished=finished))
+                goal = partial(span.ends.__getitem__, number)
+                catch_up_reader.start(Reading(self, partition, start, goal=goal, finished=finished))
             if starts:
                 async with asyncio.timeout(FILL_S):
                     await self.done.wait()

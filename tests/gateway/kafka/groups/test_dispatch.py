@@ -135,7 +135,7 @@ class Log:
                 if reading.subscriber.demand <= 0 or not reading.subscriber.offer_nowait(record):
                     break
                 reading.position = record.offset + 1
-            if reading in self.readings and reading.position >= reading.goal.position:
+            if reading in self.readings and reading.position >= reading.goal():
                 self.readings.remove(reading)
                 reading.finished(reading)
 
@@ -909,3 +909,15 @@ def test_adding_or_removing_a_filter_costs_the_same_however_many_there_are() -> 
         world.dispatch.remove(members.pop())
     assert many <= steps(lambda: world.dispatch.remove(members.pop())) + 10
     assert world.dispatch.topics == {"t", "t0"}
+
+
+def test_a_record_costs_a_member_without_runs_the_same_however_many_wait() -> None:
+    def cost(waiting: int) -> int:
+        world = World()
+        sink = world.join(Sink(waiting))
+        world.read_run([b"k"] * waiting)
+        work = steps(world.dispatch.push)
+        assert len(sink.got) == waiting
+        return work // waiting
+
+    assert cost(400) <= cost(20)

@@ -105,7 +105,7 @@ def test_a_run_is_what_its_records_would_be_one_by_one(
         if at < len(run):
             in_runs.append(timestamp, b"k", run[at], pairs)
             at += 1
-    if one_by_one.count == len(run) + 1:  # else a later, shorter one may have had room
+    if one_by_one._buffer.count == len(run) + 1:  # else a later, shorter one may have had room
         assert bytes(in_runs.build()) == bytes(one_by_one.build())
     assert in_runs.size() == len(in_runs.build()) <= max(limit, one_by_one.size())
 
@@ -131,7 +131,7 @@ def test_a_record_that_does_not_fit_leaves_no_trace() -> None:
     assert batch.append(5, None, b"x" * 60, ())
     before = batch.size()
     assert batch.append(9, b"k", b"x" * 60, (("h", b""),)) == 0
-    assert (batch.size(), batch.count) == (before, 1)
+    assert (batch.size(), batch._buffer.count) == (before, 1)
     (record,) = DefaultRecordBatch(bytes(batch.build()))
     assert (record.timestamp, record.value) == (5, b"x" * 60)
 
@@ -144,7 +144,7 @@ def test_a_timestamp_beyond_64_bits(timestamp: int, before: int) -> None:
         batch.append(5, b"k", b"v", ())
     with pytest.raises(OverflowError):
         batch.append(timestamp, b"k", b"v", ())
-    assert batch.count == before
+    assert batch._buffer.count == before
 
 
 def test_a_header_name_without_a_utf8_form() -> None:

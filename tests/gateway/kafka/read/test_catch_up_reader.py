@@ -14,12 +14,6 @@ from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 RECORDS = 10
 
 
-class End:
-    """The end of the log, as a goal."""
-
-    position = RECORDS
-
-
 async def test_a_subscriber_that_falls_behind_while_the_last_consumer_closes_is_served(
     readers: Any, producer: Any, new_topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,7 +27,7 @@ async def test_a_subscriber_that_falls_behind_while_the_last_consumer_closes_is_
     def begin() -> None:
         if waiting:
             place = TopicPartition(topic, 0)
-            pool.start(Reading(waiting.pop(0), place, 0, goal=End(), finished=lambda _: None))
+            pool.start(Reading(waiting.pop(0), place, 0, goal=lambda: RECORDS, finished=lambda _: None))
 
     async def closing(consumer: Any) -> None:
         begin()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewPartitions, NewTopic, RecordsToDelete
+from aiokafka.cluster import ClusterMetadata
 
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.kafka_consumer import fetch_wait_ms
@@ -253,6 +254,21 @@ async def test_subscribers_that_leave_while_behind_leave_nothing(readers, produc
     stays.check_complete(100)
     assert len(gone.got) == len(ended.got) == 1
     assert readers.catch_up_reader.statistics().subscribers == 0
+
+
+async def test_a_subscriber_that_leaves_while_its_partition_is_missing_leaves_nothing(
+    readers, producer, new_topic
+) -> None:
+    topic = await new_topic(partitions=1)
+    sink = readers.Sink(0)
+    await readers.live_reader.watch(topic, readers.Fan(sink))
+    await producer.send_and_wait(topic, b"no capacity for it")
+    await readers.wait_until(lambda: readers.live_reader.statistics().behind == 1)
+    readers.live_reader._metadata._check(ClusterMetadata())  # of a broker that has just started: it knows no topic yet
+    readers.live_reader.forget(sink)
+    await readers.lookup.refresh()
+    assert readers.live_reader.position(topic, 0) is not None
+    assert readers.live_reader.statistics().behind == 0
 
 
 async def test_a_session_resumes_from_stored_positions(readers, producer, new_topic) -> None:

@@ -57,13 +57,7 @@ async def opened(kit: Any, bootstrap: str, *, limit: int = 4, **options: Any) ->
             **{"name": uuid.uuid4().hex[:12], "used_ids_file": None, **options},
         )
         producer_pool.start()
-        yield Transactions(
-            config,
-            producer_pool,
-            one.publisher,
-            spawn=group.create_task,
-            wall_clock=lambda: int(time.time() * 1000),
-        )
+        yield Transactions(producer_pool, one.publisher, spawn=group.create_task)
         await producer_pool.stop()
 
 
