@@ -8,8 +8,6 @@ password and the right `admin`.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,6 +28,7 @@ from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, Flow
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
 from gateway.observe.spark_jobs import SparkJobs
 from gateway.security import throttle
+from gateway.security.credentials import name_and_password
 from gateway.security.fair_queue import Busy
 from gateway.security.origins import Hosts, Origins
 
@@ -86,16 +85,19 @@ def bad(why: str, status: int = 400) -> web.Response:
     return web.Response(status=status, text=f"{why}\n")
 
 
+def limit_in(request: web.Request, usual: int, most: int) -> int:
+    """Return the query's `limit`; raises HTTPBadRequest."""
+    limit = request.query.get("limit", str(usual))
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 0 < int(limit) <= most):
+        raise web.HTTPBadRequest(text=f"limit: a number from 1 to {most}\n")
+    return int(limit)
+
+
 def login_of(request: web.Request) -> tuple[str, str]:
     """Return user and password of HTTP Basic [RFC 7617], or two empty strings."""
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "basic":
-        return "", ""
-    try:
-        user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode("utf-8").partition(":")
-    except (binascii.Error, UnicodeDecodeError):
-        return "", ""
-    return (user, password) if colon else ("", "")
+    named = name_and_password(encoded) if scheme.lower() == "basic" else None
+    return named or ("", "")
 
 
 def peer_of(request: web.Request) -> str:
@@ -233,10 +235,8 @@ class Management:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _serve_flow(self, request: web.Request) -> web.Response:
-        limit = request.query.get("limit", str(CONNECTIONS))
-        if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 0 < int(limit) <= MOST_CONNECTIONS):
-            return bad(f"limit: a number from 1 to {MOST_CONNECTIONS}")
-        return answer(await self._flow.snapshot(int(limit), request.query.get("client", "")))
+        limit = limit_in(request, CONNECTIONS, MOST_CONNECTIONS)
+        return answer(await self._flow.snapshot(limit, request.query.get("client", "")))
 
     async def _serve_topics(self, request: web.Request) -> web.Response:
         wanted = request.query.get("safe")

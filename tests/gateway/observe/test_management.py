@@ -172,7 +172,7 @@ async def test_seen_from_elsewhere_the_figures_need_a_password(http: aiohttp.Cli
         async with http.get(f"{base}{path}") as response:
             assert response.status == 401
             assert response.headers["WWW-Authenticate"].startswith("Basic ")
-    for header in ("Basic", "Basic !!!", "Bearer x", "Basic YW5u", "Basic /w=="):
+    for header in ("Basic", "Basic !!!", "Bearer x", "Basic YW5u", "Basic /w==", "Basic é"):
         assert (await get(http, f"{base}/metrics", headers={"Authorization": header}))[0] == 401
     assert gateway.asked == []
     wrong = aiohttp.encode_basic_auth("ann", "wrong")
