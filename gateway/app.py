@@ -44,15 +44,18 @@ from gateway.kafka.driver.login import logins
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.listeners import ProtocolSide, make_servers
+from gateway.mqtt.registry.session_views import SessionViews
 from gateway.net.descriptors import descriptors
 from gateway.net.listener import Listener, ListenError, listen_error, listener_statistics
+from gateway.observe.client_pages import ClientPages
+from gateway.observe.clients import Clients
 from gateway.observe.collector import Collector
 from gateway.observe.flow import Flow, KafkaWatch
 from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management, Route
 from gateway.observe.metrics import Metrics
-from gateway.operators import operator_routes
+from gateway.observe.trace_pages import TracePages
 from gateway.pauses import pauses
 from gateway.ports import check_exposure, check_ports, check_proxies, listeners
 from gateway.secret import secrets_in
@@ -266,7 +269,10 @@ class App:
         self._watch_kafka(kafka_log.publisher, stack)
         flow = Flow([server.flowing for server in self._servers], kafka_log.publisher.budgets.flow, pauses)
         traces = Traces()
-        routes = operator_routes(self._servers, state.sessions, kafka_log.lookup, traces)
+        clients = Clients(
+            [server.clients for server in self._servers], SessionViews(state.sessions, kafka_log.lookup), pauses
+        )
+        routes = (*ClientPages(clients).routes(), *TracePages(clients, traces).routes())
         await self._open_management(
             stack, metrics=metrics, flow=flow, security=security, topics=kafka_log.topics, routes=routes
         )
