@@ -61,7 +61,7 @@ class ProtocolSide(Protocol):
         ...
 
     def stop_accepting(self) -> None:
-        """Accept no more connections; existing ones are served."""
+        """Accept no more connections; existing ones are served, but those that have not logged in are refused."""
 
     def stop_receiving(self) -> None:
         """Accept no more messages; those already received are still answered."""

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 
+from gateway.recent import Recent
 from gateway.secret import Redactor
 from gateway.security.throttle import host_of
 from gateway.statistics import counter
@@ -123,7 +124,7 @@ class Audit:
         self._gateway = ""
         self._redactor = Redactor()
         self._secret = b""
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known: Recent[str, None] = Recent(KNOWN)
         self._refusals: OrderedDict[tuple[str, str], _Refusals] = OrderedDict()
         self._recent = 0  # refusals of all clients in the current period
         self._recent_until = 0.0
@@ -153,12 +154,7 @@ class Audit:
         """Record a successful login."""
         if not self.enabled:
             return
-        if principal in self._known:
-            self._known.move_to_end(principal)
-        else:
-            self._known[principal] = None
-            if len(self._known) > KNOWN:
-                self._known.popitem(last=False)
+        self._known[principal] = None
         self._write("login", "accepted", where, principal=principal, method=method)
 
     def refused(self, where: Where, reason: str, *, name: str = "", method: str = "", busy: bool = False) -> None:
