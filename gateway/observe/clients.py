@@ -13,7 +13,7 @@ import structlog
 
 from gateway.clients import ClientView, Connected, matches_id
 from gateway.pauses import Pauses
-from gateway.turns import Slices
+from gateway.turns import sliced
 
 if TYPE_CHECKING:  # the commands, which read pages, do without the gateway
     from gateway.mqtt.registry.session_views import SessionViews
@@ -22,7 +22,6 @@ log = structlog.get_logger(__name__)
 
 PAGE: Final = 100  # default number of clients in a page
 LARGEST_PAGE: Final = 1_000
-BETWEEN: Final = 64  # clients between two checks of the clock
 MQTT: Final = "mqtt/"
 
 
@@ -54,14 +53,9 @@ class Clients:
         self._sessions = sessions
         self._pauses = pauses
 
-    async def all(self) -> AsyncIterator[Connected]:
+    def all(self) -> AsyncIterator[Connected]:
         """Yield all clients, including those that have not logged in."""
-        slices = Slices()
-        for clients in self._listeners:
-            for number, client in enumerate(clients()):
-                if not number % BETWEEN:
-                    await slices.rest()
-                yield client
+        return sliced(self._listeners)
 
     async def page(self, query: Query) -> Page:
         """Return a page. Only clients that come or go meanwhile may be missing; none is listed twice."""

@@ -16,14 +16,13 @@ import msgspec
 
 from gateway.flow import BudgetFlow, ConnectionFlow, Flowing
 from gateway.pauses import KAFKA_SILENT, KAFKA_UNREACHABLE, Episode, Pauses
-from gateway.turns import Slices
+from gateway.turns import Slices, sliced
 
 CHECK_S: Final = 1.0  # between two checks of Kafka
 CONNECTIONS: Final = 100  # default number of connections in a snapshot
 MOST_CONNECTIONS: Final = 1_000
 TOPICS: Final = 100  # topic budgets in a snapshot: the fullest ones
 PAUSED: Final = 1_000  # current pauses in a snapshot: the longest ones
-BETWEEN: Final = 64  # connections between two checks of the clock
 KAFKA: Final = "Kafka"
 
 
@@ -65,20 +64,17 @@ class Flow:
         paused = self._pauses.open()
         total = 0
         chosen: list[tuple[bool, int, int, Flowing]] = []
+        async for connection in sliced(self._connections):
+            subject = connection.subject
+            if client not in subject:
+                continue
+            total += 1
+            entry = (subject in paused, connection.load, total, connection)
+            if len(chosen) < limit:
+                heapq.heappush(chosen, entry)
+            else:
+                heapq.heappushpop(chosen, entry)
         slices = Slices()
-        for connections in self._connections:
-            for number, connection in enumerate(list(connections())):
-                if not number % BETWEEN:
-                    await slices.rest()
-                subject = connection.subject
-                if client not in subject:
-                    continue
-                total += 1
-                entry = (subject in paused, connection.load, total, connection)
-                if len(chosen) < limit:
-                    heapq.heappush(chosen, entry)
-                else:
-                    heapq.heappushpop(chosen, entry)
         selected: list[ConnectionFlow] = []
         for *_, connection in sorted(chosen, reverse=True, key=lambda entry: entry[:3]):
             await slices.rest()
