@@ -266,7 +266,9 @@ class App:
         metrics.add_source("flow", pauses.statistics)
         metrics.add_source("drain", self._drain.statistics)
         metrics.add_source("audit", audit.statistics)
-        self._watch_kafka(kafka_log.publisher, stack)
+        watch = KafkaWatch(loop, kafka_log.publisher, pauses)
+        watch.start()
+        stack.callback(watch.stop)
         flow = Flow([server.flowing for server in self._servers], kafka_log.publisher.budgets.flow, pauses)
         traces = Traces()
         clients = Clients(
@@ -359,18 +361,6 @@ class App:
         except OSError as error:
             raise ListenError(listen_error("management.address", address, error)) from error
         stack.push_async_callback(management.stop)
-
-    def _watch_kafka(self, publisher: Publisher, stack: contextlib.AsyncExitStack) -> None:
-        """Record when Kafka does not answer."""
-        watch = KafkaWatch(
-            asyncio.get_running_loop(),
-            waiting=lambda: publisher.budget.records > 0,
-            answers=lambda: publisher.answered,
-            reachable=lambda: publisher.reachable,
-            pauses=pauses,
-        )
-        watch.start()
-        stack.callback(watch.stop)
 
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
         """Return whether every listener accepts, Kafka answers and the state is loaded; and the details."""

@@ -115,13 +115,12 @@ class Management:
         ready: Ready,  # for `/ready`; must be fast and must not wait
         flow: Flow,  # for `/flow` and `/console`
         *,
-        # checks access on a listener beyond loopback; None: everyone has access
-        admit: Admit | None = None,
+        admit: Admit,  # checks access on a listener beyond loopback
         hosts: Hosts,  # the allowed host names
         origins: Origins,  # the allowed origins of web pages
         ssl_context: ssl.SSLContext | None = None,  # for TLS
         spark_jobs: Sequence[Address] = (),  # jobs whose metrics `/console` shows too
-        drain: Callable[[], None] | None = None,  # disconnects the clients, then stops the gateway; None: no `/drain`
+        drain: Callable[[], None],  # disconnects the clients, then stops the gateway
         topics: Topics,  # for `/topics`
         more: Sequence[Route] = (),  # routes of other parts
     ) -> None:
@@ -143,14 +142,13 @@ class Management:
 
     async def start(self, address: Address) -> None:
         """Listen on `address`; raises OSError."""
-        self._guarded = self._admit is not None and not address.is_loopback
+        self._guarded = not address.is_loopback
         app = web.Application(client_max_size=1024, middlewares=[self._check])
         app.router.add_get("/healthy", self._healthy)
         app.router.add_get("/ready", self._is_ready)
         app.router.add_get("/metrics", self._guard(self._serve_metrics))
         app.router.add_get("/flow", self._guard(self._serve_flow))
-        if self._drain is not None:
-            app.router.add_post("/drain", self._guard(self._start_drain))
+        app.router.add_post("/drain", self._guard(self._start_drain))
         app.router.add_get("/topics", self._guard(self._serve_topics))
         for route in self._more:
             app.router.add_route(route.method, route.path, self._guard(route.handler))
@@ -224,7 +222,6 @@ class Management:
         return guarded
 
     async def _start_drain(self, request: web.Request) -> web.Response:
-        assert self._drain is not None
         if self._ready()[1]["stopping"]:  # a second drain would stop the gateway immediately, as a second signal does
             return web.Response(status=409, text="the gateway is stopping already\n")
         record_act(request, "drain", "")
@@ -252,6 +249,5 @@ class Management:
         return answer(report)
 
     async def _admitted(self, request: web.Request) -> bool:
-        assert self._admit is not None
         user, password = login_of(request)
         return bool(user) and await self._admit(user, password, peer_of(request))

@@ -69,7 +69,7 @@ async def start() -> AsyncIterator[Start]:
         ready = options.pop("ready", Gateway().state)
         security = options.pop("security", SecurityConfig())
         hosts = Hosts(security, login_needed=not (address.is_loopback or security.allow_anonymous))
-        options = {"topics": no_topics, **options}
+        options = {"admit": Gateway().admit, "drain": lambda: None, "topics": no_topics, **options}
         management = Management(metrics or Metrics(), ready, NO_FLOW, hosts=hosts, origins=Origins(security), **options)
         opened.append(management)
         await management.start(address)
