@@ -157,11 +157,11 @@ class Audit:
         self._known[principal] = None
         self._write("login", "accepted", where, principal=principal, method=method)
 
-    def refused(self, where: Where, reason: str, *, name: str = "", method: str = "", busy: bool = False) -> None:
+    def refused(self, where: Where, reason: str, *, name: str = "", busy: bool = False) -> None:
         """Record a refused login. `name` is the claimed name; `busy` means that the login was not checked."""
         if not self.enabled:
             return
-        facts: dict[str, Any] = {"reason": reason, "method": method}
+        facts = {"reason": reason}
         if name in self._known:
             facts["principal"] = name
         elif name:
