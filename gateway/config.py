@@ -56,20 +56,13 @@ NOT_SETTINGS: Final = re.compile(r"TRIVIUM_(CACHE$|NATIVE$|TEST_|SERVICE_|PORT$|
 the variables that Kubernetes sets for a service named trivium."""
 
 
-def section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that a field holds, or None for a plain value."""
-    found = annotation if isinstance(annotation, type) and get_origin(annotation) is None else None
-    return found if found is not None and issubclass(found, BaseModel) else None
-
-
 def fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield path and annotation of all keys below a section, including those of sections."""
     for name, field in model.model_fields.items():
         path = (*above, name)
         yield path, field.annotation
-        section = section_of(field.annotation)
-        if section is not None:
-            yield from fields(section, path)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from fields(field.annotation, path)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -236,13 +229,5 @@ def _describe(error: ValidationError) -> str:
 
 
 def _is_secret(place: tuple[int | str, ...]) -> bool:
-    """Return whether the key at `place` has a secret's type."""
-    model: Any = Config
-    for part in place:
-        field = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        if field is None:
-            return False
-        if "Secret" in repr(field.annotation):
-            return True
-        model = field.annotation
-    return False
+    """Return whether the key at `place`, or one above it, has a secret's type."""
+    return any("Secret" in repr(annotation) and place[: len(path)] == path for path, annotation in fields(Config))
