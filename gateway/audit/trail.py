@@ -97,16 +97,13 @@ def _shown(text: str) -> str:
     return cut(text, TEXT).encode("utf-8", "replace").decode()
 
 
-class _Refusals:
+class _Refusals(msgspec.Struct, eq=False):
     """The refusals of one client and event within a period."""
 
-    __slots__ = ("last", "left_out", "until", "written")
-
-    def __init__(self, until: float) -> None:
-        self.until = until
-        self.written = 0
-        self.left_out = 0
-        self.last: dict[str, Any] = {}
+    until: float  # the period's end
+    written: int = 0
+    left_out: int = 0
+    last: dict[str, Any] = {}  # the last one that was left out
 
 
 class Audit:
