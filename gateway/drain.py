@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 import structlog
@@ -14,9 +14,6 @@ import structlog
 from gateway.config import DrainConfig
 from gateway.failures import failures
 from gateway.statistics import counter, gauge
-
-if TYPE_CHECKING:  # its servers import this module
-    from gateway.listeners import ProtocolSide
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +46,17 @@ class Departing(Protocol):
         """Close the connection with the protocol's own message."""
 
 
+class Drainable(Protocol):
+    """A protocol's server that can be drained."""
+
+    def departing(self) -> Iterable[Departing]:
+        """Return the current connections."""
+        ...
+
+    def stop_accepting(self) -> None:
+        """Accept no more connections; refuse those that have not logged in, with the protocol's own message."""
+
+
 class DrainStatistics(msgspec.Struct, frozen=True):
     """Progress of draining."""
 
@@ -62,7 +70,7 @@ class Drain:
     def __init__(
         self,
         config: DrainConfig,
-        listeners: Callable[[], Iterable[ProtocolSide]],  # called when draining starts
+        listeners: Callable[[], Iterable[Drainable]],  # called when draining starts
         *,
         settle_s: float,  # how long a prepared connection delays others
         lead_s: float = LEAD_S,  # default
