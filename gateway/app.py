@@ -44,15 +44,18 @@ from gateway.kafka.driver.login import logins
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.listeners import ProtocolSide, make_servers
+from gateway.mqtt.registry.session_views import SessionViews
 from gateway.net.descriptors import descriptors
 from gateway.net.listener import Listener, ListenError, listen_error, listener_statistics
+from gateway.observe.client_pages import ClientPages
+from gateway.observe.clients import Clients
 from gateway.observe.collector import Collector
 from gateway.observe.flow import Flow, KafkaWatch
 from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management, Route
 from gateway.observe.metrics import Metrics
-from gateway.operators import operator_routes
+from gateway.observe.trace_pages import TracePages
 from gateway.pauses import pauses
 from gateway.ports import check_exposure, check_ports, check_proxies, listeners
 from gateway.secret import secrets_in
@@ -141,10 +144,10 @@ class App:
         self._broker = broker
         self._room = None if broker is None else BrokerCapacity(lambda: broker.pid if broker.is_running else None)
         self._servers: list[ProtocolSide] = []
-        self._management: Management | None = None
-        self._publisher: Publisher | None = None
-        self._state: StateTopics | None = None
-        self._acls: AclSource | None = None
+        self._management: Management  # this and the next three: from the start on
+        self._publisher: Publisher
+        self._state: StateTopics
+        self._acls: AclSource
         self._stopping = False
         self._tasks = Tasks(self._give_up)
 
@@ -263,10 +266,15 @@ class App:
         metrics.add_source("flow", pauses.statistics)
         metrics.add_source("drain", self._drain.statistics)
         metrics.add_source("audit", audit.statistics)
-        self._watch_kafka(kafka_log.publisher, stack)
+        watch = KafkaWatch(loop, kafka_log.publisher, pauses)
+        watch.start()
+        stack.callback(watch.stop)
         flow = Flow([server.flowing for server in self._servers], kafka_log.publisher.budgets.flow, pauses)
         traces = Traces()
-        routes = operator_routes(self._servers, state.sessions, kafka_log.lookup, traces)
+        clients = Clients(
+            [server.clients for server in self._servers], SessionViews(state.sessions, kafka_log.lookup), pauses
+        )
+        routes = (*ClientPages(clients).routes(), *TracePages(clients, traces).routes())
         await self._open_management(
             stack, metrics=metrics, flow=flow, security=security, topics=kafka_log.topics, routes=routes
         )
@@ -281,7 +289,7 @@ class App:
             self._tasks.spawn(security.authenticator.reload())
 
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
-        await self._announce(kafka_log.publisher)
+        await self._announce()
         collector.start()
         stack.callback(collector.stop)
 
@@ -354,40 +362,24 @@ class App:
             raise ListenError(listen_error("management.address", address, error)) from error
         stack.push_async_callback(management.stop)
 
-    def _watch_kafka(self, publisher: Publisher, stack: contextlib.AsyncExitStack) -> None:
-        """Record when Kafka does not answer."""
-        watch = KafkaWatch(
-            asyncio.get_running_loop(),
-            waiting=lambda: publisher.budget.records > 0,
-            answers=lambda: publisher.answered,
-            reachable=lambda: publisher.reachable,
-            pauses=pauses,
-        )
-        watch.start()
-        stack.callback(watch.stop)
-
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
         """Return whether every listener accepts, Kafka answers and the state is loaded; and the details."""
-        kafka = self._publisher is not None and self._publisher.reachable
+        kafka = self._publisher.reachable
         listeners = {listener.name: listener.accepting for listener in self._listeners}
-        state = self._state is not None and self._state.loaded.is_set()
+        state = self._state.loaded.is_set()
         retrying = failures.retrying
-        acls = self._acls
         ready = kafka and state and all(listeners.values()) and not self._stopping and NEEDED.isdisjoint(retrying)
-        ready = ready and acls is not None and acls.has_rules
+        ready = ready and self._acls.has_rules
         details = {"kafka": kafka, "state": state, "listeners": listeners, "stopping": self._stopping}
-        more: dict[str, Any] = {"kafka_acls": None if acls is None else acls.problem}
+        more: dict[str, Any] = {"kafka_acls": self._acls.problem}
         more |= {"kafka_login": logins.problem, "retrying": list(retrying), "open_files_used_up": descriptors.paused}
         return ready, details | more
 
-    async def _announce(self, publisher: Publisher) -> None:
+    async def _announce(self) -> None:
         """Write the ready file once Kafka answers and the state and access rules are loaded."""
-        state, acls = self._state, self._acls
-        assert state is not None
-        assert acls is not None
 
         def answers() -> bool:
-            return publisher.reachable and state.loaded.is_set() and acls.has_rules
+            return self._publisher.reachable and self._state.loaded.is_set() and self._acls.has_rules
 
         while not answers() and not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
@@ -399,7 +391,6 @@ class App:
         """Write all addresses and process ids. The file is moved into place, so that readers never see half of it."""
         if self._ready_file is None:
             return
-        assert self._management is not None
         facts: dict[str, Any] = {listener.name: listener.bound for listener in self._listeners}
         facts["management"] = peer_of((self._config.management.address.host, self._management.port))
         facts["kafka"] = (
@@ -430,8 +421,7 @@ class App:
         self._stopping = True
         for server in self._servers:
             server.stop_receiving()
-        if self._publisher is not None:
-            await self._publisher.drain(self._config.drain_timeout_s / 2)
+        await self._publisher.drain(self._config.drain_timeout_s / 2)
         ends = await asyncio.gather(*(server.stop(CLOSE_S) for server in self._servers), return_exceptions=True)
         for server, error in zip(self._servers, ends, strict=True):
             if error is not None:  # the other servers have closed normally

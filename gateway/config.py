@@ -13,10 +13,16 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, get_origin
 
 from pydantic import BaseModel, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from gateway.secret import is_secret_name
 from gateway.settings.kafka import BudgetConfig, EmbeddedConfig, KafkaConfig, MappingConfig
@@ -50,20 +56,13 @@ NOT_SETTINGS: Final = re.compile(r"TRIVIUM_(CACHE$|NATIVE$|TEST_|SERVICE_|PORT$|
 the variables that Kubernetes sets for a service named trivium."""
 
 
-def section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that a field holds, or None for a plain value."""
-    found = annotation if isinstance(annotation, type) and get_origin(annotation) is None else None
-    return found if found is not None and issubclass(found, BaseModel) else None
-
-
-def keys(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of all keys below a section, including those of sections."""
+def fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield path and annotation of all keys below a section, including those of sections."""
     for name, field in model.model_fields.items():
         path = (*above, name)
-        yield path
-        section = section_of(field.annotation)
-        if section is not None:
-            yield from keys(section, path)
+        yield path, field.annotation
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from fields(field.annotation, path)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -77,8 +76,9 @@ def unknown_variables(model: type[BaseModel], environment: Mapping[str, str]) ->
 
     A variable is ours if it has our prefix, or a misspelt prefix before an existing key.
     """
-    known = {PREFIX + DELIMITER.join(path).upper() for path in keys(model)}
-    open_ended = {PREFIX + DELIMITER.join(path).upper() + DELIMITER for path in _mappings(model)}
+    kinds = {PREFIX + DELIMITER.join(path).upper(): get_origin(annotation) for path, annotation in fields(model)}
+    known = kinds.keys()
+    open_ended = [name + DELIMITER for name, kind in kinds.items() if kind is Mapping]
     lines = []
     for variable in sorted(environment):
         name = variable.upper()
@@ -93,17 +93,6 @@ def unknown_variables(model: type[BaseModel], environment: Mapping[str, str]) ->
         if not any(name.startswith(beginning) for beginning in open_ended):
             lines.append(f"{variable}: there is no such key{nearest(name, known)}")
     return lines
-
-
-def _mappings(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, field in model.model_fields.items():
-        section = section_of(field.annotation)
-        if section is not None:
-            yield from _mappings(section, (*above, name))
-        elif any(get_origin(kind) is not None for kind in (field.annotation, *get_args(field.annotation))):
-            origin = get_origin(field.annotation)
-            if isinstance(origin, type) and issubclass(origin, Mapping):
-                yield (*above, name)
 
 
 __all__ = [
@@ -140,13 +129,7 @@ __all__ = [
 class Config(BaseSettings):
     """The whole configuration."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="TRIVIUM_",
-        env_nested_delimiter="__",
-        frozen=True,
-        extra="forbid",
-        nested_model_default_partial_update=True,
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter=DELIMITER, frozen=True, extra="forbid")
 
     data_dir: Path = Path(".trivium")
     """directory for the embedded Kafka's data and the gateway's name"""
@@ -176,12 +159,11 @@ class Config(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **__: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Let the environment override the file's values that `load` passes; `load` applies flags afterwards."""
-        return env_settings, init_settings
+        """Use only the given values: `load` merges the sources."""
+        return (init_settings,)
 
     @property
     def creates_topics(self) -> bool:
@@ -189,21 +171,6 @@ class Config(BaseSettings):
         if self.kafka.create_topics is not None:
             return self.kafka.create_topics
         return self.kafka.bootstrap_servers is None
-
-
-class _MergedConfig(Config):
-    """A configuration from values that are already merged."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        *_: PydanticBaseSettingsSource,
-        **__: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use only the given values."""
-        return (init_settings,)
 
 
 def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Config:
@@ -227,15 +194,11 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Co
     if misspelled:
         raise ConfigError("\n".join(misspelled))
     try:
-        config = Config(**data)
-        given = _without_none(flags or {})
-        if given:
-            config = _MergedConfig.model_validate(_merge(config.model_dump(), given))
+        return Config(**_merge(_merge(data, EnvSettingsSource(Config)()), _without_none(flags or {})))
     except ValidationError as error:
         raise ConfigError(_describe(error)) from None  # pydantic's own text would repeat the input
     except SettingsError as error:  # names the section
         raise ConfigError(f"environment, TRIVIUM_...: not valid JSON: {error}") from None
-    return config
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,19 +223,11 @@ def _describe(error: ValidationError) -> str:
         plain = isinstance(fault["input"], str | int | float) and not hidden
         text = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
-            text += nearest(key, (".".join(known) for known in keys(Config)))
+            text += nearest(key, (".".join(known) for known, _ in fields(Config)))
         lines.append(f"{key}: {text}, got {fault['input']!r}" if plain else f"{key}: {text}")
     return "\n".join(lines)
 
 
 def _is_secret(place: tuple[int | str, ...]) -> bool:
-    """Return whether the key at `place` has a secret's type."""
-    model: Any = Config
-    for part in place:
-        field = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        if field is None:
-            return False
-        if "Secret" in repr(field.annotation):
-            return True
-        model = field.annotation
-    return False
+    """Return whether the key at `place`, or one above it, has a secret's type."""
+    return any("Secret" in repr(annotation) and place[: len(path)] == path for path, annotation in fields(Config))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Annotated, Any, Final
 
@@ -32,6 +32,29 @@ class ExpectedError(Exception):
     """Raised by a callback to refuse something to a library that has no other way; the loop's handler ignores it."""
 
 
+class Repeats:
+    """Lets the same thing pass once per interval, and counts it meanwhile; used for log lines."""
+
+    def __init__(self, interval_s: float, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """At most `most` things are remembered. `clock` returns monotonic seconds."""
+        self._interval_s = interval_s
+        self._most = most
+        self._clock = clock
+        self._seen: dict[Hashable, tuple[float, int]] = {}
+
+    def suppressed(self, thing: Hashable) -> int | None:
+        """Return how often `thing` was suppressed since it last passed; None if it is suppressed now too."""
+        now = self._clock()
+        passed, count = self._seen.get(thing, (float("-inf"), 0))
+        if now - passed < self._interval_s:
+            self._seen[thing] = (passed, count + 1)
+            return None
+        if len(self._seen) >= self._most:
+            self._seen.clear()
+        self._seen[thing] = (now, 0)
+        return count
+
+
 class FailureStatistics(msgspec.Struct, frozen=True):
     """Counts of contained failures and current retries."""
 
@@ -44,10 +67,9 @@ class Failures:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns monotonic seconds, for the log's rate limit."""
-        self._clock = clock
         self._contained: Counter[str] = Counter()
         self._retrying: Counter[str] = Counter()
-        self._logged: dict[tuple[str, type[BaseException], str, int], tuple[float, int]] = {}
+        self._repeats = Repeats(TRACEBACK_S, KINDS_KEPT, clock)
 
     def report(self, place: str, error: BaseException, what: str = "") -> None:
         """Count a failure that was contained at `place`, and log it unless the same one was logged recently.
@@ -56,16 +78,9 @@ class Failures:
         identifies the instance, such as a partition's name or a peer's address.
         """
         self._contained[place] += 1
-        file, line = _origin(error.__traceback__)
-        kind = (place, type(error), file, line)
-        now = self._clock()
-        logged, held = self._logged.get(kind, (float("-inf"), 0))
-        if now - logged < TRACEBACK_S:
-            self._logged[kind] = (logged, held + 1)
+        held = self._repeats.suppressed((place, type(error), *_origin(error.__traceback__)))
+        if held is None:
             return
-        if len(self._logged) >= KINDS_KEPT:
-            self._logged.clear()
-        self._logged[kind] = (now, 0)
         more = f" ({held} more like this)" if held else ""
         subject = f"{place} {what}" if what else place
         log.error("an unexpected failure was contained: %s%s", subject, more, exc_info=error)

@@ -99,6 +99,6 @@ def budget_flow(name: str, budget: Budget) -> BudgetFlow:
     return BudgetFlow(name, budget.bytes, budget.bytes_limit, budget.records, budget.records_limit, budget.gate.is_open)
 
 
-def fullest(items: Iterable[Item], on_the_way: Callable[[Item], int], most: int = WINDOWS) -> list[Item]:
+def fullest(items: Iterable[Item], on_the_way: Callable[[Item], int]) -> list[Item]:
     """Return the items with the most in flight, of the first `LOOKED_AT`."""
-    return heapq.nlargest(most, itertools.islice(items, LOOKED_AT), on_the_way)
+    return heapq.nlargest(WINDOWS, itertools.islice(items, LOOKED_AT), on_the_way)

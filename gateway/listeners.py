@@ -19,7 +19,7 @@ from gateway.amqp.listener import AmqpServer
 from gateway.amqp.services import Services as AmqpServices
 from gateway.assembly import ListenerSecurity, Log, Process, State, wall_clock
 from gateway.clients import Connected
-from gateway.drain import Departing
+from gateway.drain import Drainable
 from gateway.flow import Flowing
 from gateway.kafka.driver.client_settings import client_settings, consumer_settings
 from gateway.kafka.transactions.kafka_transaction import Transactions
@@ -40,7 +40,7 @@ from gateway.security.entrance import Entrance
 from gateway.security.origins import Origins
 
 
-class ProtocolSide(Protocol):
+class ProtocolSide(Drainable, Protocol):
     """One protocol's server, from accepted sockets to Kafka and back."""
 
     name: str
@@ -55,13 +55,6 @@ class ProtocolSide(Protocol):
 
     async def start(self) -> None:
         """Listen; raises ListenError if an address cannot be bound."""
-
-    def departing(self) -> Iterable[Departing]:
-        """Return the current connections."""
-        ...
-
-    def stop_accepting(self) -> None:
-        """Accept no more connections; existing ones are served."""
 
     def stop_receiving(self) -> None:
         """Accept no more messages; those already received are still answered."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway.config import Address, AmqpConfig, Config, ConfigError, HttpConfig, MqttConfig, SecurityConfig
 from gateway.embedded.storage import HOST
-from gateway.settings.listeners import ListenerProtocol, ListenerSettings, TlsConfig
+from gateway.settings.listeners import ListenerConfig, ListenerProtocol, ListenerSettings, TlsConfig
 from gateway.settings.values import LoginMethod
 
 EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104 - IPv4, and IPv6 (bound without IPv4); only compared with
@@ -42,7 +42,8 @@ def listeners(config: Config) -> tuple[ListenerSettings, ...]:
         ConfigError: a duplicate name, a login method that is not configured, or a listener at which no client could
             log in; the text names the key.
     """
-    found = tuple(_listed(config) if config.listeners else _of_sections(config))
+    configured = _listed(config) if config.listeners else _of_sections(config)
+    found = tuple(_settings(config.security, key, one) for key, one in configured)
     for one in found:
         if not one.logins:
             raise ConfigError(
@@ -53,27 +54,22 @@ def listeners(config: Config) -> tuple[ListenerSettings, ...]:
     return found
 
 
-def _of_sections(config: Config) -> Iterator[ListenerSettings]:
+def _of_sections(config: Config) -> Iterator[tuple[str, ListenerConfig]]:
+    """Yield a listener for each address in the sections, with the address's key."""
     for protocol, section, key in _SHORT:
         settings: MqttConfig | AmqpConfig | HttpConfig = getattr(config, section)
         address: Address | None = getattr(settings, key)
         if address is not None:
-            tls = config.security.tls
-            yield ListenerSettings(
-                name=protocol,
-                protocol=protocol,
-                address=address,
-                key=f"{section}.{key}",
-                tls_key="security.tls_",
-                tls=tls,
-                proxy_protocol=settings.proxy_protocol,
-                logins=_logins(config.security, tls, proxied=settings.proxy_protocol),
-                max_connections=None,
+            yield (
+                f"{section}.{key}",
+                ListenerConfig(
+                    name=protocol, protocol=protocol, address=address, proxy_protocol=settings.proxy_protocol
+                ),
             )
 
 
-def _listed(config: Config) -> Iterator[ListenerSettings]:
-    """Yield the `[[listeners]]`; addresses in the sections are then not allowed."""
+def _listed(config: Config) -> Iterator[tuple[str, ListenerConfig]]:
+    """Yield the `[[listeners]]`, with their addresses' keys; addresses in the sections are then not allowed."""
     for section in (config.mqtt, config.amqp, config.http):
         usual = type(section)()
         for key in ("address", "websocket_address", "proxy_protocol"):
@@ -82,29 +78,34 @@ def _listed(config: Config) -> Iterator[ListenerSettings]:
                 raise ConfigError(f"{name}.{key}: there are [[listeners]], so it must be set there")
     names: set[str] = set()
     for one in config.listeners:
-        key = f"listeners.{one.name}"
         if one.name in names or one.name in RESERVED:
             what = "is used twice" if one.name in names else "is reserved"
-            raise ConfigError(f"{key}: the name {what}: choose another")
+            raise ConfigError(f"listeners.{one.name}: the name {what}: choose another")
         names.add(one.name)
-        tls = None if one.plain else one.tls or config.security.tls
-        logins = _logins(config.security, tls, proxied=one.proxy_protocol)
-        if one.logins is not None:
-            for login in one.logins:
-                if login not in logins:
-                    raise ConfigError(f"{key}.logins: {login} needs {_NEEDS[login]}")
-            logins = frozenset(one.logins)
-        yield ListenerSettings(
-            name=one.name,
-            protocol=one.protocol,
-            address=one.address,
-            key=f"{key}.address",
-            tls_key=f"{key}.tls." if one.tls is not None else "security.tls_",
-            tls=tls,
-            proxy_protocol=one.proxy_protocol,
-            logins=logins,
-            max_connections=one.max_connections,
-        )
+        yield f"listeners.{one.name}.address", one
+
+
+def _settings(security: SecurityConfig, key: str, one: ListenerConfig) -> ListenerSettings:
+    """Return a listener's settings. `key` is the key of its address."""
+    section = key.rpartition(".")[0]
+    tls = None if one.plain else one.tls or security.tls
+    logins = _logins(security, tls, proxied=one.proxy_protocol)
+    if one.logins is not None:
+        for login in one.logins:
+            if login not in logins:
+                raise ConfigError(f"{section}.logins: {login} needs {_NEEDS[login]}")
+        logins = frozenset(one.logins)
+    return ListenerSettings(
+        name=one.name,
+        protocol=one.protocol,
+        address=one.address,
+        key=key,
+        tls_key="security.tls_" if one.tls is None else f"{section}.tls.",
+        tls=tls,
+        proxy_protocol=one.proxy_protocol,
+        logins=logins,
+        max_connections=one.max_connections,
+    )
 
 
 def _logins(security: SecurityConfig, tls: TlsConfig | None, *, proxied: bool) -> frozenset[LoginMethod]:

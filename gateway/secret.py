@@ -13,8 +13,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
-from pydantic import BaseModel, GetCoreSchemaHandler, Secret, SecretStr
-from pydantic_core import CoreSchema, core_schema
+from pydantic import BaseModel, Secret, SecretStr
 
 BLANK: Final = "***"
 SECRET_WORDS: Final = (
@@ -35,45 +34,19 @@ def is_secret_name(name: Hashable) -> bool:
     return any(word in plain for word in SECRET_WORDS)
 
 
-class SecretUrl:
+class SecretUrl(Secret[str]):
     """A URL that is shown without user, password and query values."""
 
-    __slots__ = ("_url",)
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def get_secret_value(self) -> str:
-        """Return the full URL."""
-        return self._url
-
-    def __str__(self) -> str:
+    def _display(self) -> str:
+        url = self.get_secret_value()
         try:
-            parts = urlsplit(self._url)
+            parts = urlsplit(url)
         except ValueError:
             return BLANK
         _, at, place = parts.netloc.rpartition("@")
         query = "&".join(f"{name}={BLANK}" for name, _ in parse_qsl(parts.query, keep_blank_values=True))
         shown = f"{BLANK}@{place}" if at else place
         return urlunsplit((parts.scheme, shown, parts.path, query or (BLANK if parts.query else ""), ""))
-
-    def __repr__(self) -> str:
-        return f"SecretUrl({str(self)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SecretUrl) and self._url == other._url
-
-    def __hash__(self) -> int:
-        return hash(self._url)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
-        made = core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
-        return core_schema.json_or_python_schema(
-            json_schema=made,
-            python_schema=core_schema.union_schema([core_schema.is_instance_schema(cls), made]),
-            serialization=core_schema.plain_serializer_function_ser_schema(str, when_used="json"),
-        )
 
 
 def secrets_in(config: Any) -> Iterator[str]:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Final, TypeVar
 
 import structlog
 
 log = structlog.get_logger(__name__)
 
+Item = TypeVar("Item")
+
 SLICE_S: Final = 0.01
 """How long one slice of work may occupy the loop. A turn has few slices, and Kafka's answers, which every client waits
 for, come in between."""
 
+BETWEEN: Final = 64  # items between two checks of the clock
 AT_ONCE: Final = 64  # tasks resumed per turn; those that exceed the turn's share wait again
 
 
@@ -73,6 +76,16 @@ class Slices:
         if time.perf_counter() >= self._until:
             await asyncio.sleep(0)
             self._until = time.perf_counter() + SLICE_S
+
+
+async def sliced(parts: Iterable[Callable[[], Iterable[Item]]]) -> AsyncIterator[Item]:
+    """Yield the items of several parts, each read when it is its turn, in slices over several turns of the loop."""
+    slices = Slices()
+    for part in parts:
+        for number, item in enumerate(part()):
+            if not number % BETWEEN:
+                await slices.rest()
+            yield item
 
 
 def in_turns(steps: Iterator[object]) -> None:

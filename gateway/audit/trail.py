@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 
+from gateway.recent import Recent
 from gateway.secret import Redactor
 from gateway.security.throttle import host_of
 from gateway.statistics import counter
@@ -96,16 +97,13 @@ def _shown(text: str) -> str:
     return cut(text, TEXT).encode("utf-8", "replace").decode()
 
 
-class _Refusals:
+class _Refusals(msgspec.Struct, eq=False):
     """The refusals of one client and event within a period."""
 
-    __slots__ = ("last", "left_out", "until", "written")
-
-    def __init__(self, until: float) -> None:
-        self.until = until
-        self.written = 0
-        self.left_out = 0
-        self.last: dict[str, Any] = {}
+    until: float  # the period's end
+    written: int = 0
+    left_out: int = 0
+    last: dict[str, Any] = {}  # the last one that was left out
 
 
 class Audit:
@@ -123,7 +121,7 @@ class Audit:
         self._gateway = ""
         self._redactor = Redactor()
         self._secret = b""
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known: Recent[str, None] = Recent(KNOWN)
         self._refusals: OrderedDict[tuple[str, str], _Refusals] = OrderedDict()
         self._recent = 0  # refusals of all clients in the current period
         self._recent_until = 0.0
@@ -153,19 +151,14 @@ class Audit:
         """Record a successful login."""
         if not self.enabled:
             return
-        if principal in self._known:
-            self._known.move_to_end(principal)
-        else:
-            self._known[principal] = None
-            if len(self._known) > KNOWN:
-                self._known.popitem(last=False)
+        self._known[principal] = None
         self._write("login", "accepted", where, principal=principal, method=method)
 
-    def refused(self, where: Where, reason: str, *, name: str = "", method: str = "", busy: bool = False) -> None:
+    def refused(self, where: Where, reason: str, *, name: str = "", busy: bool = False) -> None:
         """Record a refused login. `name` is the claimed name; `busy` means that the login was not checked."""
         if not self.enabled:
             return
-        facts: dict[str, Any] = {"reason": reason, "method": method}
+        facts = {"reason": reason}
         if name in self._known:
             facts["principal"] = name
         elif name:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,9 +56,10 @@ def read_password(*, confirm: bool) -> str:
     return sys.stdin.readline().rstrip("\r\n")
 
 
-def management(config: Path | None, url: str | None, user: str | None) -> ManagementClient:
-    """Return a client of the gateway's management port."""
-    from gateway.observe.management_client import ManagementClient  # noqa: PLC0415
+@contextmanager
+def management(config: Path | None, url: str | None, user: str | None) -> Iterator[ManagementClient]:
+    """Yield a client of the gateway's management port. If the gateway gives no answer, exit with the reason."""
+    from gateway.observe.management_client import ManagementClient, NoAnswer  # noqa: PLC0415
 
     if url is None:
         settings = read_config(config)
@@ -65,4 +68,8 @@ def management(config: Path | None, url: str | None, user: str | None) -> Manage
         url = f"{'https' if tls else 'http'}://{address}"
     if not url.startswith(("http://", "https://")):
         raise fail(f"--url: {url} is not an HTTP URL")
-    return ManagementClient(url, None if user is None else (user, read_password(confirm=False)))
+    client = ManagementClient(url, None if user is None else (user, read_password(confirm=False)))
+    try:
+        yield client
+    except NoAnswer as error:
+        raise fail(str(error), FAILED) from error

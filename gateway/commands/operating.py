@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import Annotated
 from urllib.parse import quote, urlencode
 
@@ -24,13 +26,8 @@ def drain(
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then the exit code is 1.")] = 600.0,
 ) -> None:
     """Disconnect a gateway's clients at a limited rate, then stop it (section `drain` of its configuration)."""
-    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
-
-    gateway = management(config, url, user)
-    try:
+    with management(config, url, user) as gateway:
         gateway.ask("/drain", "POST")
-    except NoAnswer as error:
-        raise fail(str(error), FAILED) from error
     if wait and not gateway.wait_gone(timeout):
         raise fail(f"the gateway still answers after {timeout:g} s", FAILED)
 
@@ -45,19 +42,14 @@ def flow(
     as_json: Annotated[bool, typer.Option("--json", help="Print it once, as JSON (docs/flow.md).")] = False,
 ) -> None:
     """Show live what is in flight, which clients are paused, and why. Ctrl-C ends it."""
-    from gateway.observe.flow_view import Source, print_once, watch  # noqa: PLC0415
-    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
+    from gateway.observe.flow_view import print_once, watch  # noqa: PLC0415
 
-    source = Source(management(config, url, user), client=client, limit=limit)
-    try:
+    path = f"/flow?{urlencode({'limit': limit, 'client': client})}"
+    with management(config, url, user) as gateway, suppress(KeyboardInterrupt):
         if once or as_json:
-            print_once(source, as_json=as_json)
+            print_once(gateway.ask(path), as_json=as_json)
         else:
-            watch(source)
-    except NoAnswer as error:
-        raise fail(str(error), FAILED) from error
-    except KeyboardInterrupt:
-        return
+            watch(partial(gateway.ask, path))
 
 
 def clients(
@@ -76,18 +68,14 @@ def clients(
 ) -> None:
     """Show the clients of all protocols, or one of them in detail."""
     from gateway.observe.client_view import print_clients  # noqa: PLC0415
-    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
 
-    gateway = management(config, url, user)
     if client is not None:
         path = _path(client)
     else:
         asked = {"protocol": protocol, "principal": principal, "prefix": prefix, "after": after, "limit": limit}
         path = f"/clients?{urlencode(asked)}"
-    try:
+    with management(config, url, user) as gateway:
         print_clients(gateway.ask(path), whole=client is not None, as_json=as_json)
-    except NoAnswer as error:
-        raise fail(str(error), FAILED) from error
 
 
 def kick(
@@ -98,13 +86,9 @@ def kick(
 ) -> None:
     """Close a client's connections, or delete an HTTP consumer; the client may reconnect."""
     from gateway.observe.client_view import closed_in  # noqa: PLC0415
-    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
 
-    try:
-        closed = closed_in(management(config, url, user).ask(_path(client), "DELETE"))
-    except NoAnswer as error:
-        raise fail(str(error), FAILED) from error
-    typer.echo(f"{closed} closed")
+    with management(config, url, user) as gateway:
+        typer.echo(f"{closed_in(gateway.ask(_path(client), 'DELETE'))} closed")
 
 
 def _path(client: str) -> str:
@@ -124,16 +108,11 @@ def trace(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines (docs/operations.md).")] = False,
 ) -> None:
     """Show the traffic between clients and the gateway: packets, frames, requests. Ctrl-C ends it."""
-    from gateway.observe.management_client import NoAnswer  # noqa: PLC0415
     from gateway.observe.trace_view import print_trace  # noqa: PLC0415
 
     chosen = {name: text for name, text in (("client", client), ("topic", topic), ("address", address)) if text}
     if len(chosen) != 1:
         raise fail("exactly one of --client, --topic and --address is needed")
     wanted = {**chosen, "seconds": seconds, "lines": lines, "payload": payload}
-    try:
-        print_trace(management(config, url, user).stream("/trace", wanted, seconds), as_json=as_json)
-    except NoAnswer as error:
-        raise fail(str(error), FAILED) from error
-    except KeyboardInterrupt:
-        return
+    with management(config, url, user) as gateway, suppress(KeyboardInterrupt):
+        print_trace(gateway.stream("/trace", wanted, seconds), as_json=as_json)

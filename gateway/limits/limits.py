@@ -8,14 +8,14 @@ default, nothing here is called per message.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
 from flowcontrol.bucket import Bucket, RateLimit
+from gateway.config import ConfigError
 from gateway.limits.brakes import AHEAD_S, OUT_AHEAD_S, Brake, Pace
-from gateway.limits.rules import Key, LimitRules
 from gateway.pauses import OUTGOING_RATES, RATES
 from gateway.security.identity import Identity
 from gateway.settings.limits import LimitRule, LimitsConfig, Per
@@ -28,6 +28,8 @@ FULL_RETRY_S: Final = 1
 _REASONS: Final = {per: (RATES[number], OUTGOING_RATES[number]) for number, per in enumerate(get_args(Per))}
 
 Kind = Literal["connections", "connects"]
+Key = tuple[int, str, str]
+"""Identifies a share: the rule's number, the tenant, and the name within it."""
 
 
 class LimitStatistics(msgspec.Struct, frozen=True):
@@ -112,8 +114,17 @@ class Limits:
         Raises:
             ConfigError: a rule names an unknown listener.
         """
+        known = set(listeners)
+        for number, rule in enumerate(config.rules):
+            if rule.listener is not None and rule.listener not in known:
+                raise ConfigError(
+                    f"limits.rules.{number}.listener: there is no listener {rule.listener!r}; expected one of"
+                    f" {', '.join(sorted(known))}"
+                )
         self.clock = clock
-        self._rules = LimitRules(config.rules, listeners)
+        # By kind. A rule without any limit counts too: it is an exception to the rules after it.
+        by_kind = ([one for one in enumerate(config.rules) if one[1].per == per] for per in get_args(Per))
+        self._kinds = [rules for rules in by_kind if rules]
         self._burst_s = config.burst_s
         self._shares: dict[Key, Share] = {}
         self._left: collections.OrderedDict[Key, None] = collections.OrderedDict()  # without connections, oldest first
@@ -134,11 +145,11 @@ class Limits:
         Raises:
             LimitExceeded: the client may not connect; nothing was counted.
         """
-        if not len(self._rules):
+        if not self._kinds:
             return None
         now = self.clock()
         shares = []
-        for rule, key in self._rules.choose(identity, address, listener):
+        for rule, key in self.choose(identity, address, listener):
             share = None if key is None else self._shares.get(key)
             shares.append(share or Share(rule, key, self._burst_s, self.clock))
         held = former.shares if former is not None else ()
@@ -154,6 +165,18 @@ class Limits:
                 self._shares[share.key] = share
                 self._left.pop(share.key, None)
         return ClientLimits(self, identity, tuple(shares))
+
+    def choose(self, identity: Identity, address: str, listener: str) -> Iterator[tuple[LimitRule, Key | None]]:
+        """Yield the rules for a client at a listener, of each kind the first that matches, and the keys of its shares.
+
+        Anonymous clients are identified by address. A rule per tenant does not apply to clients without a tenant.
+        """
+        principals = identity.principals
+        for rules in self._kinds:
+            for number, rule in rules:
+                if _is_for(rule, principals, identity.tenant, listener):
+                    yield rule, _key(number, rule, identity, address, listener)
+                    break
 
     def leave(self, shares: tuple[Share, ...]) -> None:
         """Count a closed connection. Shares without connections are kept while they have a debt."""
@@ -199,3 +222,25 @@ class ClientLimits:
         if not self._left:
             self._left = True
             self._limits.leave(self.shares)
+
+
+def _is_for(rule: LimitRule, principals: set[str], tenant: str | None, listener: str) -> bool:
+    return (
+        rule.principal in principals
+        and (rule.listener is None or rule.listener == listener)
+        and (rule.tenant is None or rule.tenant == tenant)
+        and (rule.per != "tenant" or tenant is not None)
+    )
+
+
+def _key(number: int, rule: LimitRule, identity: Identity, address: str, listener: str) -> Key | None:
+    """Return the key of a client's share; None: the connection does not share its limits."""
+    if rule.per == "connection":
+        return None
+    if rule.per == "listener":
+        return number, "", listener
+    tenant = identity.tenant or ""
+    if rule.per == "tenant":
+        return number, tenant, ""
+    # A leading slash marks an address and a trailing one a login's name, so the two never collide.
+    return number, tenant, f"/{address}" if identity.method == "anonymous" else f"{identity.name}/"

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gateway.clients import PROTOCOLS
 from gateway.observe.clients import LARGEST_PAGE, PAGE, Clients, Page, Query
-from gateway.observe.management import Route, answer, bad, record_act
+from gateway.observe.management import Route, answer, bad, limit_in, record_act
 
 PATH: Final = "/clients"
 KNOWN: Final = frozenset({"protocol", "principal", "prefix", "after", "limit"})
@@ -34,11 +34,9 @@ class ClientPages:
             return bad(f"{min(unknown)}: expected {', '.join(sorted(KNOWN))}")
         if asked.get("protocol", "") not in {"", *PROTOCOLS}:
             return bad(f"protocol: expected {', '.join(PROTOCOLS)}")
-        limit = asked.get("limit", str(PAGE))
-        if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 0 < int(limit) <= LARGEST_PAGE):
-            return bad(f"limit: a number from 1 to {LARGEST_PAGE}")
+        limit = limit_in(request, PAGE, LARGEST_PAGE)
         texts = {name: asked[name] for name in asked if name != "limit"}
-        return answer(await self._clients.page(Query(limit=int(limit), **texts)))
+        return answer(await self._clients.page(Query(limit=limit, **texts)))
 
     async def _show(self, request: web.Request) -> web.StreamResponse:
         wanted = _id(request)

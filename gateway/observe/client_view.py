@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import TypeVar
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from gateway.clients import ClientView
 from gateway.observe.clients import Page
-from gateway.observe.flow_view import PIPE_COLUMNS, plain, since, size
-from gateway.observe.management_client import NoAnswer
+from gateway.observe.flow_view import clock, decoded, plain, print_json, since, size, terminal
 
 DETAIL_COLUMN = 14
-Document = TypeVar("Document")
 
 
 class _Closed(msgspec.Struct):
@@ -25,18 +21,16 @@ class _Closed(msgspec.Struct):
 
 def closed_in(document: bytes) -> int:
     """Return how many clients a DELETE has closed; raises NoAnswer."""
-    return _decoded(document, _Closed).closed
+    return decoded(document, _Closed).closed
 
 
 def print_clients(document: bytes, *, whole: bool, as_json: bool) -> None:
     """Print a page of the list, or with `whole` every detail of the clients; raises NoAnswer."""
     if as_json:
-        print(json.dumps(json.loads(document)))  # noqa: T201 - ASCII, so no escape sequences
+        print_json(json.loads(document))
         return
-    page = _decoded(document, Page)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_COLUMNS)
+    page = decoded(document, Page)
+    console = terminal()
     if whole:
         for view in page.clients:
             console.print(_details(view))
@@ -99,11 +93,4 @@ def _session(view: ClientView) -> str:
 
 
 def _when(at: float | None) -> str:
-    return "" if at is None else datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _decoded(document: bytes, kind: type[Document]) -> Document:
-    try:
-        return msgspec.json.decode(document, type=kind)
-    except msgspec.DecodeError as error:
-        raise NoAnswer(f"not a gateway of this version: {error}") from error
+    return "" if at is None else clock(at, "%Y-%m-%d %H:%M:%S")

@@ -5,21 +5,23 @@ No list is stored: the listeners are asked, in slices over several turns of the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
 
-from gateway.clients import ClientView, Connected, SessionView, matches_id
+from gateway.clients import ClientView, Connected, matches_id
 from gateway.pauses import Pauses
-from gateway.turns import Slices
+from gateway.turns import sliced
+
+if TYPE_CHECKING:  # the commands, which read pages, do without the gateway
+    from gateway.mqtt.registry.session_views import SessionViews
 
 log = structlog.get_logger(__name__)
 
 PAGE: Final = 100  # default number of clients in a page
 LARGEST_PAGE: Final = 1_000
-BETWEEN: Final = 64  # clients between two checks of the clock
 MQTT: Final = "mqtt/"
 
 
@@ -40,37 +42,20 @@ class Page(msgspec.Struct, frozen=True):
     next: str | None = None  # the value of `after` for the next page; None: the last page
 
 
-class SessionFinder(Protocol):
-    """`gateway.mqtt.registry.session_views.SessionViews`."""
-
-    def of(self, client_id: str) -> Awaitable[SessionView | None]:
-        """Return the session of a client id."""
-        ...
-
-    def away(self, client_id: str) -> Awaitable[ClientView | None]:
-        """Return the client of a session without a connection here."""
-        ...
-
-
 class Clients:
     """All clients of this gateway."""
 
     def __init__(
-        self, listeners: Sequence[Callable[[], Iterable[Connected]]], sessions: SessionFinder, pauses: Pauses
+        self, listeners: Sequence[Callable[[], Iterable[Connected]]], sessions: SessionViews, pauses: Pauses
     ) -> None:
         """Each of `listeners` returns its clients; `sessions` finds MQTT sessions."""
         self._listeners = listeners
         self._sessions = sessions
         self._pauses = pauses
 
-    async def all(self) -> AsyncIterator[Connected]:
+    def all(self) -> AsyncIterator[Connected]:
         """Yield all clients, including those that have not logged in."""
-        slices = Slices()
-        for clients in self._listeners:
-            for number, client in enumerate(clients()):
-                if not number % BETWEEN:
-                    await slices.rest()
-                yield client
+        return sliced(self._listeners)
 
     async def page(self, query: Query) -> Page:
         """Return a page. Only clients that come or go meanwhile may be missing; none is listed twice."""

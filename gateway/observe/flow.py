@@ -10,20 +10,22 @@ import asyncio
 import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from gateway.flow import BudgetFlow, ConnectionFlow, Flowing
 from gateway.pauses import KAFKA_SILENT, KAFKA_UNREACHABLE, Episode, Pauses
-from gateway.turns import Slices
+from gateway.turns import Slices, sliced
+
+if TYPE_CHECKING:  # the commands, which read snapshots, do without Kafka
+    from gateway.kafka.publish.publisher import Publisher
 
 CHECK_S: Final = 1.0  # between two checks of Kafka
 CONNECTIONS: Final = 100  # default number of connections in a snapshot
 MOST_CONNECTIONS: Final = 1_000
 TOPICS: Final = 100  # topic budgets in a snapshot: the fullest ones
 PAUSED: Final = 1_000  # current pauses in a snapshot: the longest ones
-BETWEEN: Final = 64  # connections between two checks of the clock
 KAFKA: Final = "Kafka"
 
 
@@ -65,20 +67,17 @@ class Flow:
         paused = self._pauses.open()
         total = 0
         chosen: list[tuple[bool, int, int, Flowing]] = []
+        async for connection in sliced(self._connections):
+            subject = connection.subject
+            if client not in subject:
+                continue
+            total += 1
+            entry = (subject in paused, connection.load, total, connection)
+            if len(chosen) < limit:
+                heapq.heappush(chosen, entry)
+            else:
+                heapq.heappushpop(chosen, entry)
         slices = Slices()
-        for connections in self._connections:
-            for number, connection in enumerate(list(connections())):
-                if not number % BETWEEN:
-                    await slices.rest()
-                subject = connection.subject
-                if client not in subject:
-                    continue
-                total += 1
-                entry = (subject in paused, connection.load, total, connection)
-                if len(chosen) < limit:
-                    heapq.heappush(chosen, entry)
-                else:
-                    heapq.heappushpop(chosen, entry)
         selected: list[ConnectionFlow] = []
         for *_, connection in sorted(chosen, reverse=True, key=lambda entry: entry[:3]):
             await slices.rest()
@@ -100,27 +99,19 @@ class Flow:
 class KafkaWatch:
     """Records, with at most a second's delay, when Kafka was silent or unreachable."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,  # for the timer
-        waiting: Callable[[], bool],  # whether requests to Kafka are unanswered
-        answers: Callable[[], float],  # changes with each answer of Kafka
-        reachable: Callable[[], bool],  # whether Kafka has answered recently
-        pauses: Pauses,  # where the pauses are recorded
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, publisher: Publisher, pauses: Pauses) -> None:
+        """The timer runs in `loop`; the pauses are recorded in `pauses`."""
         self._loop = loop
-        self._waiting = waiting
-        self._answers = answers
-        self._reachable = reachable
+        self._publisher = publisher
         self._pauses = pauses
         self._timer: asyncio.TimerHandle | None = None
-        self._last: float | None = None  # `answers` at the last check, if requests were unanswered then
+        self._last: float | None = None  # `answered` at the last check, if records were unanswered then
 
     def start(self) -> None:
         """Check now and every `CHECK_S`."""
-        answers = self._answers() if self._waiting() else None
+        answers = self._publisher.answered if self._publisher.budget.records > 0 else None
         self._note(KAFKA_SILENT, answers is not None and answers == self._last)
-        self._note(KAFKA_UNREACHABLE, not self._reachable())
+        self._note(KAFKA_UNREACHABLE, not self._publisher.reachable)
         self._last = answers
         self._timer = self._loop.call_later(CHECK_S, self.start)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from datetime import datetime
-from urllib.parse import urlencode
+from typing import TypeVar
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from gateway.flow import BudgetFlow, ConnectionFlow
 from gateway.observe.flow import Snapshot
-from gateway.observe.management_client import ManagementClient, NoAnswer
+from gateway.observe.management_client import NoAnswer
 
 PERIOD_S = 1.0
 PIPE_COLUMNS = 160  # width if the output is not a terminal
@@ -26,49 +27,51 @@ EPISODES = 8
 _UNITS = ("B", "KiB", "MiB", "GiB")
 _STEP = 1024
 
-
-class Source:
-    """Reads a gateway's `/flow`."""
-
-    def __init__(self, gateway: ManagementClient, *, client: str, limit: int) -> None:
-        self._gateway = gateway
-        self._path = f"/flow?{urlencode({'limit': limit, 'client': client})}"
-
-    def read(self) -> bytes:
-        """Return the current document; raises NoAnswer."""
-        return self._gateway.ask(self._path)
+Document = TypeVar("Document")
 
 
-def print_once(source: Source, *, as_json: bool) -> None:
-    """Print the current flow; raises NoAnswer."""
-    document = source.read()
+def print_once(document: bytes, *, as_json: bool) -> None:
+    """Print a document of `/flow`; raises NoAnswer."""
     if as_json:
-        print(json.dumps(json.loads(document)))  # noqa: T201 - ASCII, so no escape sequences
+        print_json(json.loads(document))
         return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_COLUMNS)
-    console.print(view(_decoded(document), None, console.width))
+    console = terminal()
+    console.print(view(decoded(document, Snapshot), None, console.width))
 
 
-def watch(source: Source) -> None:
+def watch(read: Callable[[], bytes]) -> None:
     """Show the flow live until Ctrl-C. Raises NoAnswer if the first request fails; later requests are retried."""
     console = Console()
-    shown = view(_decoded(source.read()), console.height, console.width)
-    with Live(shown, console=console, screen=True, auto_refresh=False) as live:
+
+    def shown() -> Group:
+        return view(decoded(read(), Snapshot), console.height, console.width)
+
+    with Live(shown(), console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(PERIOD_S)
             try:
-                live.update(view(_decoded(source.read()), console.height, console.width), refresh=True)
+                live.update(shown(), refresh=True)
             except NoAnswer as error:
                 live.update(plain(f"{error}; trying again"), refresh=True)
 
 
-def _decoded(document: bytes) -> Snapshot:
+def decoded(document: bytes, kind: type[Document]) -> Document:
+    """Decode a response of the management port; raises NoAnswer."""
     try:
-        return msgspec.json.decode(document, type=Snapshot)
+        return msgspec.json.decode(document, type=kind)
     except msgspec.DecodeError as error:
         raise NoAnswer(f"not a gateway of this version: {error}") from error
+
+
+def print_json(value: object) -> None:
+    """Print a value as one line of JSON, in ASCII, so without escape sequences."""
+    print(json.dumps(value), flush=True)  # noqa: T201 - the command's output
+
+
+def terminal() -> Console:
+    """Return the console for standard output, `PIPE_COLUMNS` wide if that is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
 
 
 def view(snapshot: Snapshot, rows: int | None, columns: int) -> Group:
@@ -76,7 +79,7 @@ def view(snapshot: Snapshot, rows: int | None, columns: int) -> Group:
     process, outgoing, *topics = snapshot.budgets
     parts: list[RenderableType] = [
         Text(
-            f"trivium flow {_clock(snapshot.at)}  {snapshot.connections_total:,} connections  to Kafka "
+            f"trivium flow {clock(snapshot.at)}  {snapshot.connections_total:,} connections  to Kafka "
             f"{size(process.bytes)} of {size(process.bytes_limit)}, {process.records:,} records  to clients "
             f"{size(outgoing.bytes)} of {size(outgoing.bytes_limit)}",
             no_wrap=True,
@@ -134,7 +137,7 @@ def _topics(topics: list[BudgetFlow]) -> Table:
 def _episodes(snapshot: Snapshot) -> Table:
     table = _table("Past pauses", ("subject", "reason", "from", "until"), ("paused", "times"))
     for each in snapshot.episodes[:EPISODES]:
-        times = (_clock(each.began), _clock(each.ended), f"{each.paused_s:.2f} s", f"{each.times:,}")
+        times = (clock(each.began), clock(each.ended), f"{each.paused_s:.2f} s", f"{each.times:,}")
         table.add_row(plain(each.subject), each.reason, *times)
     return _or_nothing(table, "none")
 
@@ -174,5 +177,6 @@ def since(began: float | None, now: float) -> str:
     return "" if began is None else f"{max(0.0, now - began):,.1f} s"
 
 
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
+def clock(at: float, form: str = "%H:%M:%S") -> str:
+    """Format epoch seconds in the local time zone."""
+    return datetime.fromtimestamp(at).astimezone().strftime(form)

@@ -15,6 +15,7 @@ from typing import Any, Final, TextIO
 import structlog
 
 from gateway.config import LogConfig
+from gateway.failures import Repeats
 from gateway.kafka.driver.outage import outage
 from gateway.secret import BLANK, Redactor, is_secret_name
 from gateway.texts import cut
@@ -44,32 +45,28 @@ def _cleaned(value: Any) -> Any:
 
 
 class RepeatFilter(logging.Filter):
-    """Passes the same line of a library once per interval, with the number of suppressed repetitions.
+    """Suppresses repeated lines of libraries, and all of aiokafka's while we report an outage; never our own.
 
-    Lines are the same if their texts are the same before values are filled in.
+    The same line passes once per interval, with the number of suppressed repetitions. Lines are the same if their texts
+    are the same before values are filled in.
     """
 
     def __init__(self, interval_s: float = REPEAT_S, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._interval = interval_s
-        self._clock = clock
-        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
+        self._repeats = Repeats(interval_s, REPEAT_LINES, clock)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether `record` is written."""
-        line = (record.name, record.levelno, str(record.msg))
-        now = self._clock()
-        written, held = self._seen.get(line, (float("-inf"), 0))
-        if now - written < self._interval:
-            self._seen[line] = (written, held + 1)
+        library = record.name.partition(".")[0]
+        if library not in QUIET_LIBRARIES:
+            return True
+        if library == "aiokafka" and outage.lasts:
             return False
-        if len(self._seen) >= REPEAT_LINES:
-            self._seen.clear()
-        self._seen[line] = (now, 0)
+        held = self._repeats.suppressed((record.name, record.levelno, str(record.msg)))
         if held:
             record.msg = f"{record.getMessage()} ({held} more like this)"
             record.args = None
-        return True
+        return held is not None
 
 
 def configure_logs(
@@ -111,7 +108,7 @@ def configure_logs(
         library = logging.getLogger(name)
         library.setLevel(max(level, logging.WARNING))
     # A logger's filter does not see lines of its child loggers; a handler's filter does.
-    handler.addFilter(_LibraryRepeats())
+    handler.addFilter(RepeatFilter())
 
 
 class _CleanFormatter(structlog.stdlib.ProcessorFormatter):
@@ -124,16 +121,6 @@ class _CleanFormatter(structlog.stdlib.ProcessorFormatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format a line."""
         return self._redactor.clean(super().format(record))
-
-
-class _LibraryRepeats(RepeatFilter):
-    """Suppresses repeated lines of libraries, and all of aiokafka's while we report an outage; never our own."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        library = record.name.partition(".")[0]
-        if library not in QUIET_LIBRARIES:
-            return True
-        return not (library == "aiokafka" and outage.lasts) and super().filter(record)
 
 
 def _last_steps(console: bool, colours: bool) -> Sequence[Any]:

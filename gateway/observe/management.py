@@ -8,8 +8,6 @@ password and the right `admin`.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,6 +28,7 @@ from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, Flow
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
 from gateway.observe.spark_jobs import SparkJobs
 from gateway.security import throttle
+from gateway.security.credentials import name_and_password
 from gateway.security.fair_queue import Busy
 from gateway.security.origins import Hosts, Origins
 
@@ -86,16 +85,19 @@ def bad(why: str, status: int = 400) -> web.Response:
     return web.Response(status=status, text=f"{why}\n")
 
 
+def limit_in(request: web.Request, usual: int, most: int) -> int:
+    """Return the query's `limit`; raises HTTPBadRequest."""
+    limit = request.query.get("limit", str(usual))
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 0 < int(limit) <= most):
+        raise web.HTTPBadRequest(text=f"limit: a number from 1 to {most}\n")
+    return int(limit)
+
+
 def login_of(request: web.Request) -> tuple[str, str]:
     """Return user and password of HTTP Basic [RFC 7617], or two empty strings."""
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "basic":
-        return "", ""
-    try:
-        user, colon, password = base64.b64decode(encoded.strip(), validate=True).decode("utf-8").partition(":")
-    except (binascii.Error, UnicodeDecodeError):
-        return "", ""
-    return (user, password) if colon else ("", "")
+    named = name_and_password(encoded) if scheme.lower() == "basic" else None
+    return named or ("", "")
 
 
 def peer_of(request: web.Request) -> str:
@@ -113,13 +115,12 @@ class Management:
         ready: Ready,  # for `/ready`; must be fast and must not wait
         flow: Flow,  # for `/flow` and `/console`
         *,
-        # checks access on a listener beyond loopback; None: everyone has access
-        admit: Admit | None = None,
+        admit: Admit,  # checks access on a listener beyond loopback
         hosts: Hosts,  # the allowed host names
         origins: Origins,  # the allowed origins of web pages
         ssl_context: ssl.SSLContext | None = None,  # for TLS
         spark_jobs: Sequence[Address] = (),  # jobs whose metrics `/console` shows too
-        drain: Callable[[], None] | None = None,  # disconnects the clients, then stops the gateway; None: no `/drain`
+        drain: Callable[[], None],  # disconnects the clients, then stops the gateway
         topics: Topics,  # for `/topics`
         more: Sequence[Route] = (),  # routes of other parts
     ) -> None:
@@ -141,14 +142,13 @@ class Management:
 
     async def start(self, address: Address) -> None:
         """Listen on `address`; raises OSError."""
-        self._guarded = self._admit is not None and not address.is_loopback
+        self._guarded = not address.is_loopback
         app = web.Application(client_max_size=1024, middlewares=[self._check])
         app.router.add_get("/healthy", self._healthy)
         app.router.add_get("/ready", self._is_ready)
         app.router.add_get("/metrics", self._guard(self._serve_metrics))
         app.router.add_get("/flow", self._guard(self._serve_flow))
-        if self._drain is not None:
-            app.router.add_post("/drain", self._guard(self._start_drain))
+        app.router.add_post("/drain", self._guard(self._start_drain))
         app.router.add_get("/topics", self._guard(self._serve_topics))
         for route in self._more:
             app.router.add_route(route.method, route.path, self._guard(route.handler))
@@ -222,7 +222,6 @@ class Management:
         return guarded
 
     async def _start_drain(self, request: web.Request) -> web.Response:
-        assert self._drain is not None
         if self._ready()[1]["stopping"]:  # a second drain would stop the gateway immediately, as a second signal does
             return web.Response(status=409, text="the gateway is stopping already\n")
         record_act(request, "drain", "")
@@ -233,10 +232,8 @@ class Management:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _serve_flow(self, request: web.Request) -> web.Response:
-        limit = request.query.get("limit", str(CONNECTIONS))
-        if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 0 < int(limit) <= MOST_CONNECTIONS):
-            return bad(f"limit: a number from 1 to {MOST_CONNECTIONS}")
-        return answer(await self._flow.snapshot(int(limit), request.query.get("client", "")))
+        limit = limit_in(request, CONNECTIONS, MOST_CONNECTIONS)
+        return answer(await self._flow.snapshot(limit, request.query.get("client", "")))
 
     async def _serve_topics(self, request: web.Request) -> web.Response:
         wanted = request.query.get("safe")
@@ -252,6 +249,5 @@ class Management:
         return answer(report)
 
     async def _admitted(self, request: web.Request) -> bool:
-        assert self._admit is not None
         user, password = login_of(request)
         return bool(user) and await self._admit(user, password, peer_of(request))

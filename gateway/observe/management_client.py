@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 ANSWER_S: Final = 10.0
@@ -32,29 +33,30 @@ class ManagementClient:
 
     def ask(self, path: str, method: str = "GET") -> bytes:
         """Return the body of the response; raises NoAnswer."""
-        url = self._base + path
-        request = urllib.request.Request(url, headers=self._headers, method=method)  # noqa: S310 - checked by the command
-        try:
-            with _DIRECT.open(request, timeout=ANSWER_S) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as error:
-            raise _refused(error) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise NoAnswer(f"{url.partition('?')[0]}: {getattr(error, 'reason', error)}") from error
+        with self._opened(path, method, ANSWER_S) as answer:
+            return bytes(answer.read())
 
     def stream(self, path: str, document: Mapping[str, object], limit_s: float) -> Iterator[bytes]:
         """Yield the lines of a response that lasts up to `limit_s` seconds; raises NoAnswer, also between lines."""
+        with self._opened(path, "POST", limit_s + ANSWER_S, json.dumps(document).encode()) as answer:
+            yield from answer
+
+    @contextmanager
+    def _opened(
+        self, path: str, method: str, limit_s: float, body: bytes | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send a request, with a body of JSON if there is one, and yield the response; raises NoAnswer."""
         url = self._base + path
-        headers = {**self._headers, "Content-Type": "application/json"}
-        body = json.dumps(document).encode()
-        request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 - checked by the command
+        headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
+        request = urllib.request.Request(url, body, headers, method=method)  # noqa: S310 - checked by the command
         try:
-            with _DIRECT.open(request, timeout=limit_s + ANSWER_S) as answer:
-                yield from answer
+            with _DIRECT.open(request, timeout=limit_s) as answer:
+                yield answer
         except urllib.error.HTTPError as error:
-            raise _refused(error) from error
+            with error:  # with the gateway's text
+                raise NoAnswer(error.read(500).decode(errors="replace").strip() or str(error)) from error
         except (OSError, http.client.HTTPException) as error:
-            raise NoAnswer(f"{url}: {getattr(error, 'reason', error)}") from error
+            raise NoAnswer(f"{url.partition('?')[0]}: {getattr(error, 'reason', error)}") from error
 
     def wait_gone(self, limit_s: float) -> bool:
         """Wait until the gateway no longer answers; returns False if it still does after `limit_s` seconds."""
@@ -66,9 +68,3 @@ class ManagementClient:
                 return True
             time.sleep(POLL_S)
         return False
-
-
-def _refused(error: urllib.error.HTTPError) -> NoAnswer:
-    """Convert an HTTP error to NoAnswer, with the gateway's text."""
-    with error:
-        return NoAnswer(error.read(500).decode(errors="replace").strip() or str(error))

@@ -46,11 +46,17 @@ class _Source(msgspec.Struct, frozen=True):
     labels: Labels
 
 
+Row = tuple[dict[str, str], Any]
+"""Labels and value of a sample."""
+_Sample = tuple[str, Declared, Row]
+"""A sample with the name and the declaration of its metric."""
+
+
 class _Samples(msgspec.Struct):
     """One family under construction, with the samples of all sources."""
 
     declared: Declared
-    rows: list[tuple[dict[str, str], Any]]
+    rows: list[Row]
 
 
 class Metrics(Collector):
@@ -94,18 +100,16 @@ class Metrics(Collector):
         """Read every source. A source that fails is left out and counted."""
         families: dict[str, _Samples] = {}
         for source in self._sources:
-            reading = _Reading()
             try:
                 value = source.read()
-                if value is not None:
-                    reading.take((PREFIX, source.name), dict(source.labels), value)
+                found = [] if value is None else list(_samples((PREFIX, source.name), dict(source.labels), value))
             except Exception as error:
                 if source.name not in self._failures:
                     log.exception("statistics failed", source=source.name, error=type(error).__name__)
                 self._failures[source.name] = self._failures.get(source.name, 0) + 1
                 continue
-            for name, samples in reading.families.items():
-                families.setdefault(name, _Samples(samples.declared, [])).rows.extend(samples.rows)
+            for name, declared, row in found:
+                families.setdefault(name, _Samples(declared, [])).rows.append(row)
         for name, samples in sorted(families.items()):
             yield _family(name, samples)
         failures = CounterMetricFamily(
@@ -116,32 +120,27 @@ class Metrics(Collector):
         yield failures
 
 
-class _Reading(msgspec.Struct, eq=False):
-    """Converts one source's statistics to families."""
+def _samples(path: tuple[str, ...], labels: dict[str, str], struct: msgspec.Struct) -> Iterator[_Sample]:
+    """Yield the samples of a struct's declared fields and of its nested structs."""
+    for field in fields(type(struct)):
+        yield from _samples_of((*path, field.name), labels, getattr(struct, field.name), field.declared)
 
-    families: dict[str, _Samples] = {}
 
-    def take(self, path: tuple[str, ...], labels: dict[str, str], struct: msgspec.Struct) -> None:
-        """Add the declared fields of a struct and of its nested structs."""
-        for field in fields(type(struct)):
-            value = getattr(struct, field.name)
-            self._take_field((*path, field.name), labels, value, field.declared)
-
-    def _take_field(
-        self, path: tuple[str, ...], labels: dict[str, str], value: Any, declared: Declared | None, depth: int = 0
-    ) -> None:
-        if isinstance(value, msgspec.Struct):
-            self.take(path, labels, value)
-        elif declared is None or value is None:
-            return
-        elif isinstance(value, Mapping):
-            for key, inner in _bounded(value).items():
-                text = key.value if isinstance(key, enum.Enum) else key
-                self._take_field(path, {**labels, declared.labels[depth]: str(text)}, inner, declared, depth + 1)
-        else:
-            name, divisor = metric_name(path, declared)
-            sample = (value.buckets(), value.total) if isinstance(value, Histogram) else value / divisor
-            self.families.setdefault(name, _Samples(declared, [])).rows.append((labels, sample))
+def _samples_of(
+    path: tuple[str, ...], labels: dict[str, str], value: Any, declared: Declared | None, depth: int = 0
+) -> Iterator[_Sample]:
+    if isinstance(value, msgspec.Struct):
+        yield from _samples(path, labels, value)
+    elif declared is None or value is None:
+        return
+    elif isinstance(value, Mapping):
+        for key, inner in _bounded(value).items():
+            text = key.value if isinstance(key, enum.Enum) else key
+            yield from _samples_of(path, {**labels, declared.labels[depth]: str(text)}, inner, declared, depth + 1)
+    else:
+        name, divisor = metric_name(path, declared)
+        sample = (value.buckets(), value.total) if isinstance(value, Histogram) else value / divisor
+        yield name, declared, (labels, sample)
 
 
 def metric_name(path: Sequence[str], declared: Declared) -> tuple[str, int]:

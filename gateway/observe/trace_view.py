@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from gateway.observe.flow_view import plain
+from gateway.observe.flow_view import clock, plain, print_json
 from gateway.observe.management_client import NoAnswer
 
 ARROWS = {"in": "->", "out": "<-", "": "--"}  # from and to the client
@@ -27,13 +26,13 @@ def print_trace(lines: Iterable[bytes], *, as_json: bool) -> None:
         except ValueError as error:
             raise NoAnswer("not a gateway of this version") from error
         if as_json:
-            print(json.dumps(fields), flush=True)  # noqa: T201 - ASCII, so no escape sequences
+            print_json(fields)
         else:
             console.print(_text(fields))
 
 
 def _text(fields: dict[str, Any]) -> Text:
-    at = datetime.fromtimestamp(fields["at"]).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    at = clock(fields["at"], "%H:%M:%S.%f")[:-3]
     client = fields.get("client") or fields.get("address", "")
     kind = next((name for name in KINDS if name in fields), "")
     what = str(fields[kind]) if kind in {"packet", "frame", "connection"} else f"{kind} {fields.get(kind, '')}".strip()

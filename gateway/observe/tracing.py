@@ -48,8 +48,18 @@ class RequestSpan:
     def begin_publish(self, topic: str) -> Headers:
         """Start the publish span and return the records' headers. `published` ends it, at the latest `end`."""
         self.published()
-        self._publish, headers = self._tracing.begin_publish(topic, self._context)
-        return headers
+        tracing = self._tracing
+        attributes = {
+            "messaging.system": "kafka",
+            "messaging.operation.type": "send",
+            "messaging.destination.name": topic,
+        }
+        self._publish = tracing.tracer.start_span(
+            f"send {topic}", self._context, kind=tracing.api.SpanKind.PRODUCER, attributes=attributes
+        )
+        carrier: dict[str, str] = {}
+        tracing.propagator.inject(carrier, tracing.api.set_span_in_context(self._publish, self._context))
+        return tuple((name, carrier[name].encode()) for name in (TRACEPARENT, TRACESTATE) if name in carrier)
 
     def published(self) -> None:
         """End the publish span: Kafka has answered."""
@@ -60,7 +70,12 @@ class RequestSpan:
     def end(self, status: int | None) -> None:
         """End the request's span. `status` is None if the client has disconnected."""
         self.published()
-        self._tracing.finish(self._span, status)
+        if status is not None:
+            self._span.set_attribute("http.response.status_code", status)
+        if status is None or status >= _SERVER_ERROR:
+            reason = "the client has disconnected" if status is None else None
+            self._span.set_status(self._tracing.api.StatusCode.ERROR, reason)
+        self._span.end()
 
 
 class Tracing:
@@ -73,43 +88,19 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
 
         self._provider = provider
-        self._trace = trace
-        self._tracer = provider.get_tracer(SERVICE)
-        self._propagator = TraceContextTextMapPropagator()
+        self.api = trace
+        self.tracer = provider.get_tracer(SERVICE)
+        self.propagator = TraceContextTextMapPropagator()
 
     def begin(self, operation: str, method: str, route: str, fields: Mapping[str, str]) -> RequestSpan:
         """Start the span of a request: the contract's `operation`, and its path template (`route`).
 
         `fields` are the request's header fields; a `traceparent` gives the parent span.
         """
-        parent = self._propagator.extract(fields)
+        parent = self.propagator.extract(fields)
         attributes = {"http.request.method": method, "http.route": route, "url.scheme": "http", "trivium.op": operation}
-        span = self._tracer.start_span(
-            f"{method} {route}", parent, kind=self._trace.SpanKind.SERVER, attributes=attributes
-        )
-        return RequestSpan(self, span, self._trace.set_span_in_context(span, parent))
-
-    def begin_publish(self, topic: str, context: Context) -> tuple[Span, Headers]:
-        """Start a publish span below another span; returns it and the records' headers."""
-        attributes = {
-            "messaging.system": "kafka",
-            "messaging.operation.type": "send",
-            "messaging.destination.name": topic,
-        }
-        span = self._tracer.start_span(
-            f"send {topic}", context, kind=self._trace.SpanKind.PRODUCER, attributes=attributes
-        )
-        carrier: dict[str, str] = {}
-        self._propagator.inject(carrier, self._trace.set_span_in_context(span, context))
-        return span, tuple((name, carrier[name].encode()) for name in (TRACEPARENT, TRACESTATE) if name in carrier)
-
-    def finish(self, span: Span, status: int | None) -> None:
-        """End the span of a request."""
-        if status is not None:
-            span.set_attribute("http.response.status_code", status)
-        if status is None or status >= _SERVER_ERROR:
-            span.set_status(self._trace.StatusCode.ERROR, "the client has disconnected" if status is None else None)
-        span.end()
+        span = self.tracer.start_span(f"{method} {route}", parent, kind=self.api.SpanKind.SERVER, attributes=attributes)
+        return RequestSpan(self, span, self.api.set_span_in_context(span, parent))
 
     async def stop(self) -> None:
         """Send the remaining spans, for at most `STOP_S` seconds."""

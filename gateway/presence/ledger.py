@@ -55,16 +55,13 @@ class Present(msgspec.Struct, frozen=True):
     on_takeover: Callable[[], None] | None = None
 
 
-class _Local:
+class _Local(msgspec.Struct, eq=False):
     """This gateway's own state of a key, which may be newer than the topic's."""
 
-    __slots__ = ("connections", "epoch", "left", "pending")
-
-    def __init__(self) -> None:
-        self.connections: dict[Hashable, Present] = {}  # the first one is reported
-        self.epoch = 0  # of the reported state
-        self.left: tuple[Present, Ended, int] | None = None  # the ended last connection, reason and time
-        self.pending: bytes | None = None  # value written but not read back
+    connections: dict[Hashable, Present] = {}  # the first one is reported
+    epoch: int = 0  # of the reported state
+    left: tuple[Present, Ended, int] | None = None  # the ended last connection, reason and time
+    pending: bytes | None = None  # value written but not read back
 
 
 class Ledger:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Annotated, Final
 
 import msgspec
@@ -31,7 +32,7 @@ FIRST_RETRY_S: Final = 0.5
 THROTTLE_BYTES: Final = 4  # throttle_time_ms at the start of a response
 
 
-class AclStatistics(msgspec.Struct, frozen=True):
+class AclStatistics(msgspec.Struct):
     """Statistics of reading Kafka's ACLs; all zero if they are not the access list."""
 
     age_seconds: Annotated[
@@ -82,11 +83,9 @@ class AclSource:
         while self.enabled:
             await self._read(ask)
             pause_s = self._refresh_s if self._access.is_known else min(FIRST_RETRY_S, self._refresh_s)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._again.wait()
-            except TimeoutError:
-                pass
             self._again.clear()
 
     def refresh(self) -> None:
@@ -106,7 +105,7 @@ class AclSource:
             self._failed("Kafka does not answer")
             return
         self._read_at = self._clock()
-        self._counts = msgspec.structs.replace(self._counts, reads_total=self._counts.reads_total + 1)
+        self._counts.reads_total += 1
         if self.problem is not None:
             self.problem = None
             log.info("Kafka's ACLs are read", acls=self._counts.acls)
@@ -119,14 +118,13 @@ class AclSource:
             return  # same ACLs in another order
         # Compiling a hundred thousand ACLs takes a second, so it does not run in the event loop.
         book = await asyncio.to_thread(AclBook, acls, self._principal, everyone=self._everyone, before=self._book)
-        self._counts = msgspec.structs.replace(
-            self._counts, acls=len(book.acls), changes_total=self._counts.changes_total + (self._book is not None)
-        )
+        self._counts.acls = len(book.acls)
+        self._counts.changes_total += self._book is not None
         self._book = book
         self._access.use(book)
 
     def _failed(self, why: str) -> None:
-        self._counts = msgspec.structs.replace(self._counts, failures_total=self._counts.failures_total + 1)
+        self._counts.failures_total += 1
         if why != self.problem:
             self.problem = why
             what = "the last ones stay in force" if self._access.is_known else "no client can log in"

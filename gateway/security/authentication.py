@@ -8,7 +8,6 @@ that neither guessing nor measuring the response time helps an attacker.
 from __future__ import annotations
 
 import asyncio
-import collections
 import functools
 import hashlib
 import hmac
@@ -21,6 +20,7 @@ import msgspec
 import structlog
 
 from gateway.config import ConfigError, KafkaConfig, SecurityConfig
+from gateway.recent import Recent
 from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
 from gateway.security.bearer import BearerExchange
 from gateway.security.credentials import CHECKS_AT_ONCE, WORKERS, Credentials, Passwords
@@ -94,11 +94,11 @@ class Authenticator:
         self._clock = clock
         self._throttle = Throttle(config.failed_attempt_delay_s, clock=clock, sleep=sleep)
         self._secret = secrets.token_bytes(32)
-        self._remembered: collections.OrderedDict[bytes, float] = collections.OrderedDict()
+        self._remembered: Recent[bytes, float] = Recent(CACHE_ENTRIES)  # until when, by digest
         self._checking: dict[bytes, asyncio.Future[bool | None]] = {}
         # A file changes only on a reload, which clears the cache.
         self._remembered_s = CACHE_S if config.plugins or config.asks_kafka_for_passwords else float("inf")
-        self._known: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._known: Recent[str, None] = Recent(KNOWN_ADDRESSES)
         self._turns = FairQueue(
             at_once=WORKERS * CHECKS_AT_ONCE,
             of_address=CHECKS_OF_ADDRESS,
@@ -234,7 +234,7 @@ class Authenticator:
             right = await self._check(backend, digest, address, Credentials(user, text, client_id, peer))
         if right:
             self._counts.accepted_total += 1
-            self._remember_address(address)
+            self._known[address] = None
             return Identity(user, "password")
         self._counts.refused_total += 1
         await self._throttle.wait_refused(address, began)
@@ -302,7 +302,7 @@ class Authenticator:
         return ScramExchange(server, self, address_of(peer), user)
 
     def check_busy(self, address: str) -> None:
-        """Raise Busy if logins from this address are not checked now (see `exchange.LoginGuard`)."""
+        """Raise Busy if logins from this address are not checked now."""
         if self._throttle.is_full(address):
             self._count_busy()
             raise Busy("too many failed logins of this address are waiting")
@@ -348,7 +348,7 @@ class Authenticator:
             del self._checking[digest]
             answer.set_result(right)
         if right and backend is self._backend:
-            self._remember(digest)
+            self._remembered[digest] = self._clock() + self._remembered_s
         return right
 
     def _passwords(self) -> Passwords | None:
@@ -361,18 +361,6 @@ class Authenticator:
         from gateway.security.amqtt_plugins import PluginBackend, plugin_specs  # noqa: PLC0415 - amqtt loads slowly
 
         return PluginBackend(plugin_specs(config))
-
-    def _remember(self, digest: bytes) -> None:
-        self._remembered[digest] = self._clock() + self._remembered_s
-        self._remembered.move_to_end(digest)
-        while len(self._remembered) > CACHE_ENTRIES:
-            self._remembered.popitem(last=False)
-
-    def _remember_address(self, address: str) -> None:
-        self._known[address] = None
-        self._known.move_to_end(address)
-        while len(self._known) > KNOWN_ADDRESSES:
-            self._known.popitem(last=False)
 
     def _digest(self, user: str, password: bytes | str) -> bytes:
         """Return a keyed hash of both. The key exists only in this process, so the cache reveals no password."""

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from gateway.security.exchange import Done, Exchange, Failed, LoginGuard, Step
-from gateway.security.scram import Continue
+from gateway.security.exchange import Done, Exchange, Failed, Step
+from gateway.security.scram import Continue, MessageError, saslname
 from gateway.security.tokens import TokenError, VerifiedToken
+
+if TYPE_CHECKING:  # it imports this module
+    from gateway.security.authentication import Authenticator
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 XOAUTH2: Final = "XOAUTH2"
@@ -24,10 +27,6 @@ MECHANISMS: Final = (OAUTHBEARER, XOAUTH2)
 MESSAGE_LIMIT: Final = 32_768  # bytes: a token plus the framing
 _SEPARATOR: Final = "\x01"
 _SCHEME: Final = "bearer "
-
-
-class _MessageError(ValueError):
-    """The message does not follow the mechanism's syntax."""
 
 
 class BearerExchange(Exchange):
@@ -39,7 +38,7 @@ class BearerExchange(Exchange):
         self,
         mechanism: str,
         verify_token: Callable[[str], Awaitable[VerifiedToken]],
-        guard: LoginGuard,
+        guard: Authenticator,
         address: str,
         user: str | None,
     ) -> None:
@@ -61,7 +60,7 @@ class BearerExchange(Exchange):
             return busy
         try:
             name, token = self._read(data or b"")
-        except _MessageError as fault:
+        except MessageError as fault:
             return await self._refuse("invalid_request", "400", str(fault))
         try:
             shown = await self._verify_token(token)
@@ -84,26 +83,26 @@ class BearerExchange(Exchange):
     def _read(self, message: bytes) -> tuple[str, str]:
         """The name that is claimed, "" for none, and the token."""
         if len(message) > MESSAGE_LIMIT:
-            raise _MessageError("a message that is too long")
+            raise MessageError("a message that is too long")
         try:
             parts = message.decode().split(_SEPARATOR)
         except UnicodeDecodeError:
-            raise _MessageError("a message that is not UTF-8") from None
+            raise MessageError("a message that is not UTF-8") from None
         if len(parts) < 3 or parts[-2:] != ["", ""]:
-            raise _MessageError("a message that does not end as it should")
+            raise MessageError("a message that does not end as it should")
         del parts[-2:]
         name = _authorization(parts.pop(0)) if self._mechanism == OAUTHBEARER else ""
         pairs: dict[str, str] = {}
         for part in parts:
             key, mark, value = part.partition("=")
             if not mark or not (key.isascii() and key.isalpha()) or key in pairs:
-                raise _MessageError("a malformed or duplicate pair")
+                raise MessageError("a malformed or duplicate pair")
             pairs[key] = value
         if self._mechanism == XOAUTH2:
             name = pairs.get("user", "")
         credentials = pairs.get("auth", "")
         if credentials[: len(_SCHEME)].lower() != _SCHEME:
-            raise _MessageError("no bearer token")
+            raise MessageError("no bearer token")
         return name, credentials[len(_SCHEME) :].strip(" ")
 
 
@@ -111,8 +110,5 @@ def _authorization(header: str) -> str:
     """Return the name in a GS2 header (RFC 5801 part 4), "" if there is none."""
     parts = header.split(",")
     if len(parts) != 3 or parts[0] not in ("n", "y") or parts[2] or parts[1][:2] not in ("", "a="):
-        raise _MessageError("no GS2 header, or one with channel binding")
-    name = parts[1][2:].replace("=2C", ",")
-    if name.replace("=3D", "").count("="):
-        raise _MessageError("the name has an unescaped equals sign")
-    return name.replace("=3D", "=")
+        raise MessageError("no GS2 header, or one with channel binding")
+    return saslname(parts[1][2:])

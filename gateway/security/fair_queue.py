@@ -42,7 +42,7 @@ class FairQueue:
 
     def __init__(self, *, at_once: int, of_address: int, waiting_of_address: int, waiting: int) -> None:
         """Allow `at_once` concurrent turns, `of_address` of them per address, and the given numbers of waiters."""
-        self._free = at_once
+        self._at_once = at_once
         self._of_address = of_address
         self._waiting_of_address = waiting_of_address
         self._limit = waiting
@@ -60,45 +60,30 @@ class FairQueue:
         Raises:
             Busy: too many attempts are already waiting.
         """
-        line = self._lines.get(address)
-        if line is None:
-            line = self._lines[address] = _Line()
-        line.known = known
-        try:
-            await self._take(address, line)
-        finally:
-            self._forget(address, line)
-        try:
-            yield
-        finally:
-            self._free += 1
-            self.running -= 1
-            line.running -= 1
-            self._queue(address, line)
-            self._serve()
-            self._forget(address, line)
-
-    async def _take(self, address: str, line: _Line) -> None:
+        line = self._lines.get(address) or _Line()
         if self.waiting >= self._limit or len(line.waiting) >= self._waiting_of_address:
             raise Busy("too many login attempts are waiting")
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lines[address] = line
+        line.known = known
         line.waiting.append(mine)
         self.waiting += 1
         self._queue(address, line)
         self._serve()
         try:
             await mine
-        except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():  # the turn was granted, but the waiter was cancelled
-                self._free += 1
-                self.running -= 1
-                line.running -= 1
-            else:
+            yield
+        finally:
+            if mine in line.waiting:  # cancelled before its turn
                 line.waiting.remove(mine)
                 self.waiting -= 1
+            else:
+                self.running -= 1
+                line.running -= 1
             self._queue(address, line)
             self._serve()
-            raise
+            if not line.running and not line.waiting:
+                del self._lines[address]
 
     def _queue(self, address: str, line: _Line) -> None:
         """Add an address behind the other eligible ones, or remove it if it is no longer eligible."""
@@ -110,7 +95,7 @@ class FairQueue:
             due[address] = None
 
     def _serve(self) -> None:
-        while self._free and (self._known or self._strangers):
+        while self.running < self._at_once and (self._known or self._strangers):
             first, then = self._known, self._strangers
             if self._given % STRANGERS_EVERY == STRANGERS_EVERY - 1:
                 first, then = then, first
@@ -120,12 +105,8 @@ class FairQueue:
             mine = line.waiting.popleft()
             self.waiting -= 1
             self._given += 1
-            self._free -= 1
             self.running += 1
             line.running += 1
-            mine.set_result(None)
+            if not mine.cancelled():  # otherwise its attempt ends, and gives the turn back, in a moment
+                mine.set_result(None)
             self._queue(address, line)
-
-    def _forget(self, address: str, line: _Line) -> None:
-        if not line.running and not line.waiting:
-            self._lines.pop(address, None)

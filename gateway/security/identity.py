@@ -54,6 +54,11 @@ def is_principal(name: str) -> bool:
 
 def common_name(peercert: Mapping[str, Any] | None) -> str | None:
     """Return the common name in a certificate, as from `SSLObject.getpeercert`; None if there is none, or several."""
-    subject = peercert.get("subject", ()) if peercert else ()
-    names: list[str] = [value for part in subject for name, value in part if name == "commonName"]
+    names = subject_values(peercert, "commonName")
     return names[0] if len(names) == 1 else None
+
+
+def subject_values(peercert: Mapping[str, Any] | None, field: str) -> list[str]:
+    """Return the values of one field of a certificate's subject, such as `commonName`."""
+    subject = peercert.get("subject", ()) if peercert else ()
+    return [value for part in subject for name, value in part if name == field]

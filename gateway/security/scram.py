@@ -65,8 +65,8 @@ class Disproven(msgspec.Struct, frozen=True, gc=False):
 Step = Continue | Proven | Disproven
 
 
-class _MessageError(ValueError):
-    """The message is not valid SCRAM or requests a feature that is not offered."""
+class MessageError(ValueError):
+    """The message is not valid or requests a feature that is not offered."""
 
 
 class ScramServer:
@@ -103,28 +103,28 @@ class ScramServer:
             return handle(message.decode())
         except UnicodeDecodeError:
             return Disproven("the message is not UTF-8")
-        except _MessageError as fault:
+        except MessageError as fault:
             return Disproven(str(fault))
 
     def _client_first(self, message: str) -> Step:
         flag, _, rest = message.partition(",")
         authorization, _, bare = rest.partition(",")
         if flag.startswith("p="):
-            raise _MessageError("channel binding is not offered")
+            raise MessageError("channel binding is not offered")
         if flag not in ("n", "y"):
-            raise _MessageError("the GS2 header is missing")
+            raise MessageError("the GS2 header is missing")
         if bare.startswith("m="):
-            raise _MessageError("mandatory extensions are not supported")
+            raise MessageError("mandatory extensions are not supported")
         attributes = bare.split(",")
         if len(attributes) < 2:
-            raise _MessageError("the first message has no name or nonce")
+            raise MessageError("the first message has no name or nonce")
         user = _name(_value("n", attributes[0]))
         # Acting for another user is not supported (as for PLAIN).
         if authorization and _name(_value("a", authorization)) != user:
-            raise _MessageError("the authorization identity is not the user")
+            raise MessageError("the authorization identity is not the user")
         nonce = _value("r", attributes[1])
         if not NONCE_CHARACTERS.issuperset(nonce):
-            raise _MessageError("the nonce has unprintable characters")
+            raise MessageError("the nonce has unprintable characters")
         self._gs2_header = f"{flag},{authorization},"
         self._user = user
         self._nonce = nonce + self._nonce
@@ -141,18 +141,18 @@ class ScramServer:
         without_proof, _, encoded_proof = message.rpartition(",p=")
         attributes = without_proof.split(",")
         if len(attributes) < 2:
-            raise _MessageError("the final message has no binding, nonce or proof")
+            raise MessageError("the final message has no binding, nonce or proof")
         binding = _bytes(_value("c", attributes[0]))
         nonce = _value("r", attributes[1])
         proof = _bytes(encoded_proof)
         if binding != self._gs2_header.encode():
-            raise _MessageError("the GS2 header has changed")
+            raise MessageError("the GS2 header has changed")
         if not hmac.compare_digest(nonce.encode(), self._nonce.encode()):
-            raise _MessageError("the nonce has changed")
+            raise MessageError("the nonce has changed")
         said = f"{self._said},{without_proof}".encode()
         signature = hmac.digest(credential.stored_key, said, self._hash)
         if len(proof) != len(signature):
-            raise _MessageError("the proof has the wrong length")
+            raise MessageError("the proof has the wrong length")
         client_key = bytes(left ^ right for left, right in zip(proof, signature, strict=True))
         if not hmac.compare_digest(hashlib.new(self._hash, client_key).digest(), credential.stored_key):
             return Disproven("user name or password is wrong")
@@ -183,26 +183,32 @@ def derive(mechanism: str, password: str, salt: bytes, iterations: int) -> Scram
 
 def _value(attribute: str, text: str) -> str:
     if not text.startswith(f"{attribute}=") or len(text) == 2:
-        raise _MessageError(f"attribute {attribute} is missing or empty")
+        raise MessageError(f"attribute {attribute} is missing or empty")
     return text[2:]
 
 
 def _name(text: str) -> str:
     """Unescape a saslname and prepare it as a query (RFC 5802 part 5.1)."""
+    plain = saslname(text)
+    try:
+        name = saslprep(plain)
+    except ValueError as error:
+        raise MessageError(f"the name contains {error}") from None
+    if not name:
+        raise MessageError("the name is empty")
+    return name
+
+
+def saslname(text: str) -> str:
+    """Unescape a saslname (RFC 5802 part 5.1); raises MessageError."""
     plain = text.replace("=2C", ",")
     if plain.replace("=3D", "").count("="):
-        raise _MessageError("the name has an unescaped equals sign")
-    try:
-        name = saslprep(plain.replace("=3D", "="))
-    except ValueError as error:
-        raise _MessageError(f"the name contains {error}") from None
-    if not name:
-        raise _MessageError("the name is empty")
-    return name
+        raise MessageError("the name has an unescaped equals sign")
+    return plain.replace("=3D", "=")
 
 
 def _bytes(text: str) -> bytes:
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
-        raise _MessageError("not base64") from None
+        raise MessageError("not base64") from None

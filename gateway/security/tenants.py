@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from gateway.config import ConfigError, SecurityConfig
-from gateway.security.identity import Identity
+from gateway.security.identity import EVERYONE, Identity, subject_values
+from gateway.security.variables import CLAIM, GROUP, NAME, never
 from gateway.settings.listeners import ListenerSettings
 from gateway.statistics import counter, gauge
 from mapping.tenants import Tenancy, is_tenant
@@ -24,6 +25,8 @@ COUNTED_TENANTS: Final = 200
 OTHERS: Final = "(others)"
 
 _FIELDS: Final = {"O": "organizationName", "OU": "organizationalUnitName", "CN": "commonName"}
+_VARIABLES: Final = {"claim": CLAIM, "group": GROUP, "user": NAME}
+"""The variables of the access list whose values come from the same place as a source's."""
 
 
 AssignTenant = Callable[[Identity, Mapping[str, Any] | None], Identity]
@@ -112,8 +115,7 @@ def _names(kind: str, what: str, identity: Identity, cert: Mapping[str, Any] | N
     if kind == "claim":
         return dict(identity.claims).get(what, ())
     if kind == "certificate":
-        subject = cert.get("subject", ()) if cert else ()
-        return [value for part in subject for name, value in part if name == _FIELDS[what]]
+        return subject_values(cert, _FIELDS[what])
     if kind == "group":
         prefix = what.removesuffix("*")
         return [group.removeprefix(prefix) for group in identity.groups if group.startswith(prefix)]
@@ -126,13 +128,9 @@ def _names(kind: str, what: str, identity: Identity, cert: Mapping[str, Any] | N
 def _never(kind: str, what: str, config: SecurityConfig, listeners: Sequence[ListenerSettings]) -> str | None:
     """Return why a source can never name a tenant, or None if it can."""
     logins = {login for one in listeners for login in one.logins}
-    if kind in ("claim", "group") and "token" not in logins:
-        return "security.oauth is not set"
-    if kind == "group" and config.oauth.groups_claim is None:
-        return "security.oauth.groups_claim is not set"
-    asked = [one for one in listeners if one.tls is not None and one.tls.client_ca is not None]
-    if kind == "certificate" and not asked and not (what == "CN" and "certificate" in logins):
-        return "security.tls_client_ca is not set"
-    if kind == "user" and not logins - {"anonymous"}:
-        return "every client is anonymous"
-    return None
+    if kind == "listener":
+        return None
+    if kind == "certificate":
+        asked = any(one.tls is not None and one.tls.client_ca is not None for one in listeners)
+        return None if asked or (what == "CN" and "certificate" in logins) else "security.tls_client_ca is not set"
+    return never(_VARIABLES[kind], EVERYONE, config, logins)

@@ -6,7 +6,9 @@ import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from flowcontrol.penalties import Penalties
+import msgspec
+
+from gateway.recent import Recent
 
 DELAY_LIMIT_S: Final = 5.0
 FORGET_S: Final = 60.0  # an address without a failure for this time starts again at the first delay
@@ -14,26 +16,40 @@ ADDRESSES: Final = 10_000
 REFUSALS_PER_ADDRESS: Final = 64  # delayed answers at a time; above this the address's logins are not checked
 
 
+class _Failures(msgspec.Struct, eq=False, gc=False):
+    """The failures of one address."""
+
+    in_a_row: int = 0  # without a pause of more than `FORGET_S` between two
+    last: float = 0.0  # when it failed last
+    waiting: int = 0  # failures that are not answered yet
+
+
 class Throttle:
-    """The addresses with recent failures. A delayed failure holds nothing but its waiting coroutine."""
+    """The addresses that have failed last. A delayed failure holds nothing but its waiting coroutine."""
 
     def __init__(self, base_s: float, *, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
-        """Start with no failures.
+        """Start with no failures; the last `ADDRESSES` addresses are remembered.
 
-        The first failure of an address is delayed by `base_s` seconds of `clock` (monotonic). 0 turns delays off.
+        A failure of an address is delayed by `base_s * 2**n` seconds of `clock` (monotonic), at most `DELAY_LIMIT_S`
+        but never below `base_s`, where n is the number of failures in a row before it. 0 turns delays off.
         """
         self._base_s = base_s
         self._clock = clock
         self._sleep = sleep
-        self._penalties = Penalties(base_s, DELAY_LIMIT_S, forget_s=FORGET_S, names=ADDRESSES)
+        self._failures: Recent[str, _Failures] = Recent(ADDRESSES)
 
     def __len__(self) -> int:
         """Return the number of addresses with recent failures."""
-        return len(self._penalties)
+        return len(self._failures)
+
+    def waiting(self, address: str) -> int:
+        """Return how many failures of the address are not answered yet; 0 if it is not remembered."""
+        failures = self._failures.get(address)
+        return 0 if failures is None else failures.waiting
 
     def is_full(self, address: str) -> bool:
         """Return whether the address has so many delayed failures that its logins are not checked now."""
-        return self._penalties.waiting(address) >= REFUSALS_PER_ADDRESS
+        return self.waiting(address) >= REFUSALS_PER_ADDRESS
 
     async def wait_refused(self, address: str, began: float) -> None:
         """Count a failure of an address (see `address_of`) and wait until it may be answered.
@@ -43,11 +59,18 @@ class Throttle:
         if self._base_s == 0:
             return
         now = self._clock()
-        penalty = self._penalties.fail(address, now)
+        failures = self._failures.get(address) or _Failures()
+        self._failures[address] = failures
+        if now - failures.last > FORGET_S:
+            failures.in_a_row = 0
+        delay = max(self._base_s, min(DELAY_LIMIT_S, self._base_s * 2.0 ** min(failures.in_a_row, 16)))
+        failures.in_a_row += 1
+        failures.last = now
+        failures.waiting += 1
         try:
-            await self._sleep(max(0.0, began + penalty.delay - now))
+            await self._sleep(max(0.0, began + delay - now))
         finally:
-            penalty.waiting -= 1
+            failures.waiting -= 1
 
 
 def peer_of(peername: object) -> str:

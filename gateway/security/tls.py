@@ -31,8 +31,6 @@ class Tls:
         self._config = config
         self._key = key
         self.context = _loaded(config, key)
-        self.reloads = 0
-        self.failed_reloads = 0
 
     def reload(self) -> bool:
         """Reload the files into the same context. New connections use them; open connections keep their certificate.
@@ -48,10 +46,8 @@ class Tls:
             _loaded(self._config, self._key)
             _load(self.context, self._config, self._key)
         except ConfigError as error:
-            self.failed_reloads += 1
             log.error("certificates not reloaded, the old ones stay in use", error=str(error))
             return False
-        self.reloads += 1
         log.info("certificates reloaded", file=str(self._config.cert))
         return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -13,6 +12,7 @@ from jwt.exceptions import PyJWTError
 from jwt.types import Options
 
 from gateway.config import OauthConfig
+from gateway.recent import Recent
 from gateway.security.identity import Identity, is_principal
 from gateway.security.key_source import FileKeys, UrlKeys
 
@@ -65,7 +65,7 @@ class TokenVerifier:
         self._leeway_ms = int(config.leeway_s * 1000)
         self._clock = clock
         self._wall_clock = wall_clock
-        self._remembered: collections.OrderedDict[bytes, tuple[float, VerifiedToken]] = collections.OrderedDict()
+        self._remembered: Recent[bytes, tuple[float, VerifiedToken]] = Recent(REMEMBERED)
         self.keys: FileKeys | UrlKeys
         if config.jwks_file is not None:
             self.keys = FileKeys(config.jwks_file, config.algorithms)
@@ -83,9 +83,6 @@ class TokenVerifier:
             return known[1]
         shown = self._read(await self._claims(token))
         self._remembered[digest] = (self._clock() + REMEMBER_S, shown)
-        self._remembered.move_to_end(digest)
-        if len(self._remembered) > REMEMBERED:
-            self._remembered.popitem(last=False)
         return shown
 
     def cached(self, token: str) -> VerifiedToken | None:

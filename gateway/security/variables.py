@@ -94,12 +94,12 @@ def check_logins(config: SecurityConfig, logins: Collection[LoginMethod]) -> Non
     """Raise ConfigError if a rule uses a variable that none of the listeners' `logins` can give a value."""
     for number, rule in enumerate(config.access):
         for variable in _variables(rule):
-            why = _never(variable, rule.principal, config, logins)
+            why = never(variable, rule.principal, config, logins)
             if why is not None:
                 raise ConfigError(f"security.access[{number}]: {{{variable}}} can never have a value: {why}")
     if config.access_source == "kafka":
         for variable in _BRACES.findall(config.access_principal):
-            why = _never(variable, EVERYONE, config, logins) if variable != NAME else None
+            why = never(variable, EVERYONE, config, logins) if variable != NAME else None
             if why is not None:
                 raise ConfigError(f"security.access_principal: {{{variable}}} can never have a value: {why}")
 
@@ -108,7 +108,7 @@ def _variables(rule: AccessRule) -> list[str]:
     return [name for text in (rule.topic, rule.kafka, rule.group) if text is not None for name in _BRACES.findall(text)]
 
 
-def _never(variable: str, principal: str, config: SecurityConfig, logins: Collection[LoginMethod]) -> str | None:
+def never(variable: str, principal: str, config: SecurityConfig, logins: Collection[LoginMethod]) -> str | None:
     """Return why no client of a rule can have a value for a variable, or None if one can."""
     if variable == CLIENT:
         return None

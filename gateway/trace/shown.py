@@ -55,7 +55,7 @@ def shown(value: Any, depth: int = DEPTH) -> Any:
     return cut(str(value), TEXT)
 
 
-def shown_pairs(pairs: Iterable[tuple[Any, Any]], depth: int = DEPTH) -> Line:
+def shown_pairs(pairs: Iterable[tuple[Any, Any]]) -> Line:
     """Convert names and values; values under the name of a secret are blanked."""
     found: Line = {}
     for number, (name, value) in enumerate(pairs):
@@ -63,5 +63,5 @@ def shown_pairs(pairs: Iterable[tuple[Any, Any]], depth: int = DEPTH) -> Line:
             found["…"] = "…"
             break
         text = cut(str(name), TEXT)
-        found[text] = BLANK if is_secret_name(text) else shown(value, depth - 1)
+        found[text] = BLANK if is_secret_name(text) else shown(value, DEPTH - 1)
     return found

@@ -13,7 +13,8 @@ from gateway.failures import failures
 from gateway.net.pump import Pump
 from protocols.connection import Connection
 
-_NOTHING_EXTRA: Final[dict[str, Any]] = {}
+TO_PROTOCOL: Final = frozenset({"eof_received", "pause_writing", "resume_writing"})
+"""What a socket's transport calls on its protocol, and a tap does not care about."""
 
 
 class Tap(Protocol):
@@ -66,42 +67,27 @@ class TappedConnection:
         return getattr(self.inner, name)
 
 
-class TappedTransport(asyncio.Transport, asyncio.Protocol):
-    """Sits between a socket's transport and its protocol, and acts as the other one to each of them."""
+class TappedTransport:
+    """Sits between a socket's transport and its protocol, and acts as the other one to each of them.
+
+    What it does not define itself it delegates: `TO_PROTOCOL` to the protocol, everything else to the transport.
+    """
 
     def __init__(self, transport: asyncio.Transport, user: Any) -> None:
-        super().__init__(_NOTHING_EXTRA)
         self.inner = transport
         self.user = user
         self.taps = _Taps()
-
-    # the socket's side
 
     def data_received(self, data: bytes) -> None:
         """Pass received bytes to the taps and the protocol."""
         self.taps.take(data, sent=False)
         self.user.data_received(data)
 
-    def eof_received(self) -> bool | None:
-        """See `asyncio.Protocol`."""
-        ended: bool | None = self.user.eof_received()
-        return ended
-
-    def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        self.user.pause_writing()
-
-    def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        self.user.resume_writing()
-
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         user, self.user = self.user, None
         if user is not None:
             user.connection_lost(exc)
-
-    # the protocol's side
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Pass bytes to the taps and the transport."""
@@ -121,53 +107,8 @@ class TappedTransport(asyncio.Transport, asyncio.Protocol):
         user: asyncio.BaseProtocol = self.user
         return user
 
-    def is_closing(self) -> bool:
-        """See `asyncio.Transport`."""
-        return self.inner.is_closing()
-
-    def close(self) -> None:
-        """See `asyncio.Transport`."""
-        self.inner.close()
-
-    def abort(self) -> None:
-        """See `asyncio.Transport`."""
-        self.inner.abort()
-
-    def can_write_eof(self) -> bool:
-        """See `asyncio.Transport`."""
-        return self.inner.can_write_eof()
-
-    def write_eof(self) -> None:
-        """See `asyncio.Transport`."""
-        self.inner.write_eof()
-
-    def pause_reading(self) -> None:
-        """See `asyncio.Transport`."""
-        self.inner.pause_reading()
-
-    def resume_reading(self) -> None:
-        """See `asyncio.Transport`."""
-        self.inner.resume_reading()
-
-    def is_reading(self) -> bool:
-        """See `asyncio.Transport`."""
-        return self.inner.is_reading()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """See `asyncio.Transport`."""
-        self.inner.set_write_buffer_limits(high, low)
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        """See `asyncio.Transport`."""
-        return self.inner.get_write_buffer_limits()
-
-    def get_write_buffer_size(self) -> int:
-        """See `asyncio.Transport`."""
-        return self.inner.get_write_buffer_size()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See `asyncio.Transport`."""
-        return self.inner.get_extra_info(name, default)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.user if name in TO_PROTOCOL else self.inner, name)
 
 
 Tapped = TappedConnection | TappedTransport

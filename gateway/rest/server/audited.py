@@ -9,8 +9,8 @@ from aiohttp import web
 from gateway.audit.trail import audit, where_of
 from gateway.net.http_server import HttpConnection
 from gateway.net.pump import Pump
-from gateway.rest.server.request_login import name_and_password
 from gateway.security.authorization import Grant
+from gateway.security.credentials import name_and_password
 from gateway.security.identity import Identity
 from protocols.rest.errors import RestError
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Final, NamedTuple, cast
 
 from aiohttp import web
 
 from gateway.net.http_server import HttpConnection
 from gateway.security.authorization import AccessList, Grant
+from gateway.security.credentials import name_and_password
 from gateway.security.fair_queue import Busy, Unavailable
 from gateway.security.identity import Identity
 from gateway.security.origins import Origins
@@ -141,15 +141,6 @@ def _unauthorized(connection: HttpConnection, message: str, fault: str = "") -> 
     if connection.entrance.takes_tokens:
         challenges.append(("WWW-Authenticate", BEARER_CHALLENGE + fault))
     return RestError(401, message, headers=tuple(challenges))
-
-
-def name_and_password(credentials: str) -> tuple[str, str] | None:
-    """Decode Basic credentials; None if they are malformed."""
-    try:
-        user, colon, password = base64.b64decode(credentials.strip(), validate=True).decode().partition(":")
-    except ValueError:  # also from binascii and Unicode
-        return None
-    return (user, password) if colon else None
 
 
 def forbidden(what: str) -> RestError:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gateway.config import ConfigError, LimitRule, LimitsConfig
-from gateway.limits.rules import LimitRules
+from gateway.limits.limits import Limits
 from gateway.security.identity import ANONYMOUS_NAME, Identity
 from gateway.settings.limits import Per
 
@@ -43,6 +43,11 @@ identities = st.one_of(
 )
 
 
+def limits(rules: list[LimitRule]) -> Limits:
+    """Make limits of any rules, also of those that the configuration refuses because they are never reached."""
+    return Limits(LimitsConfig.model_construct(rules=tuple(rules)), lambda: 0.0, LISTENERS)
+
+
 def is_for(rule: LimitRule, who: Identity, listener: str) -> bool:
     """The example of the documentation."""
     if rule.per == "tenant" and who.tenant is None:
@@ -62,7 +67,7 @@ def test_of_each_kind_the_first_rule_holds(rules: list[LimitRule], who: Identity
     for per in KINDS:
         found = [(number, rule) for number, rule in enumerate(rules) if rule.per == per and is_for(rule, who, listener)]
         expected += found[:1]
-    chosen = LimitRules(rules, LISTENERS).choose(who, address, listener)
+    chosen = list(limits(rules).choose(who, address, listener))
     assert [rule for rule, _ in chosen] == [rule for _, rule in expected]
     for (_, key), (number, rule) in zip(chosen, expected, strict=True):
         assert (key is None) == (rule.per == "connection")
@@ -78,7 +83,7 @@ NOBODY = [Identity(ANONYMOUS_NAME, "anonymous", tenant=tenant) for tenant in TEN
 @given(rules=rules, one=clients, other=clients)
 @example(rules=[LimitRule(per="principal")], one=(NOBODY[0], "10.0.0.1", "mqtt"), other=(NOBODY[1], "10.0.0.1", "mqtt"))
 def test_who_shares_a_limit_is_the_same_as_the_rule_says(rules: list[LimitRule], one: Any, other: Any) -> None:
-    made = LimitRules(rules, LISTENERS)
+    made = limits(rules)
     keys = [{key for _, key in made.choose(*client) if key is not None} for client in (one, other)]
     (who, address, listener), (other_who, other_address, other_listener) = one, other
     anonymous = who.method == other_who.method == "anonymous"
@@ -100,7 +105,7 @@ def test_a_rule_that_is_said_to_be_never_reached_never_holds(
     rules: list[LimitRule], who: Identity, listener: str
 ) -> None:
     """Leaving such a rule out changes nothing."""
-    chosen = LimitRules(rules, LISTENERS).choose(who, "10.0.0.1", listener)
+    chosen = limits(rules).choose(who, "10.0.0.1", listener)
     dead = [rule for at, rule in enumerate(rules) if any(earlier.covers(rule) for earlier in rules[:at])]
     assert not any(rule is one for rule, _ in chosen for one in dead)
 
@@ -127,4 +132,4 @@ def test_a_rule_for_a_listener_that_there_is_not_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"limits\.rules\.0\.listener: there is no listener 'mqqt'; expected one of amqp, http, mqtt"
     ):
-        LimitRules([LimitRule(per="listener", listener="mqqt")], LISTENERS)
+        limits([LimitRule(per="listener", listener="mqqt")])

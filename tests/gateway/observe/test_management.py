@@ -69,7 +69,7 @@ async def start() -> AsyncIterator[Start]:
         ready = options.pop("ready", Gateway().state)
         security = options.pop("security", SecurityConfig())
         hosts = Hosts(security, login_needed=not (address.is_loopback or security.allow_anonymous))
-        options = {"topics": no_topics, **options}
+        options = {"admit": Gateway().admit, "drain": lambda: None, "topics": no_topics, **options}
         management = Management(metrics or Metrics(), ready, NO_FLOW, hosts=hosts, origins=Origins(security), **options)
         opened.append(management)
         await management.start(address)
@@ -172,7 +172,7 @@ async def test_seen_from_elsewhere_the_figures_need_a_password(http: aiohttp.Cli
         async with http.get(f"{base}{path}") as response:
             assert response.status == 401
             assert response.headers["WWW-Authenticate"].startswith("Basic ")
-    for header in ("Basic", "Basic !!!", "Bearer x", "Basic YW5u", "Basic /w=="):
+    for header in ("Basic", "Basic !!!", "Bearer x", "Basic YW5u", "Basic /w==", "Basic é"):
         assert (await get(http, f"{base}/metrics", headers={"Authorization": header}))[0] == 401
     assert gateway.asked == []
     wrong = aiohttp.encode_basic_auth("ann", "wrong")

@@ -55,7 +55,7 @@ class Handshakes:
         while self.inside:
             await self.finish()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        assert (self.turns.waiting, self.turns.running, self.turns._free, self.turns._lines) == (0, 0, 4, {})
+        assert (self.turns.waiting, self.turns.running, self.turns._lines) == (0, 0, {})
 
 
 async def test_an_address_waits_for_no_others_attempts() -> None:
@@ -127,3 +127,16 @@ def test_no_turn_is_lost_and_none_is_given_twice(steps: list[tuple[str, Any, Any
         await handshakes.empty()
 
     asyncio.run(play())
+
+
+async def test_a_waiter_cancelled_in_the_turn_in_which_it_is_served_takes_no_turn() -> None:
+    handshakes = Handshakes()
+    await handshakes.come("a", 3)
+    handshakes.inside[0][1].set()
+    handshakes.tasks[2].cancel()
+    await handshakes.settle()
+    assert handshakes.tasks[0].exception() is None
+    assert handshakes.tasks[2].cancelled()
+    await handshakes.come("a")
+    assert len(handshakes.inside) == 2
+    await handshakes.empty()

@@ -176,7 +176,6 @@ async def test_reload_serves_the_new_certificate_at_once(files: Files, serve: Se
     assert tls.reload()
     after = (await visit(port, client_context()))[1]
     assert after != before
-    assert (tls.reloads, tls.failed_reloads) == (1, 0)
 
 
 @pytest.mark.parametrize("breakage", ["key of another", "no PEM", "gone", "half"])
@@ -187,7 +186,6 @@ async def test_a_broken_file_keeps_the_old_certificate(files: Files, serve: Serv
     spoil(files, breakage)
     assert not tls.reload()
     assert (await visit(port, client_context()))[1] == before
-    assert (tls.reloads, tls.failed_reloads) == (0, 1)
 
 
 def spoil(files: Files, breakage: str) -> None:
