@@ -8,19 +8,21 @@ that needs no further header fields is written directly; the dispatcher writes e
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from aiohttp import hdrs, web
 
 from gateway.net.http_requests import Prepared, Request
 from gateway.net.http_server import HttpConnection
-from gateway.rest.server.answers import CONTROL_HEAD, control_answer
+from gateway.rest.server.answers import control_answer, direct_answer
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.overload import ProduceSlot
-from gateway.rest.server.quick_answer import MAX_COPIED_BYTES
 from gateway.rest.server.request_login import RequestLogin
 from gateway.security.authorization import Grant
+
+MAX_COPIED_BYTES: Final = 64 * 1024
+"""The longest body that is copied behind its head; a longer one would be in memory twice until it is read."""
 
 
 class DirectOperation(Protocol):
@@ -117,7 +119,7 @@ class DirectRequest:
         connection = self._end()
         if connection is not None:
             dispatcher.count(known.name, 200)
-            connection.answer_direct(CONTROL_HEAD.with_body(body))
+            connection.answer_direct(direct_answer(body))
 
     def answer_by(self, run: Callable[[], Awaitable[web.StreamResponse]]) -> None:
         """Let the dispatcher answer with the result or the error of `run`."""
