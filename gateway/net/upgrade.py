@@ -15,7 +15,7 @@ from gateway.clients import Connected
 from gateway.config import SecurityConfig
 from gateway.flow import Flowing
 from gateway.net.http_server import SERVER, HttpConnection, HttpServer
-from gateway.net.listener import PumpServer
+from gateway.net.protocol_listener import ProtocolServer
 from gateway.net.strangers import Strangers
 from gateway.net.websocket import WebSocket
 from gateway.security.origins import Origins
@@ -44,7 +44,7 @@ class UpgradeError(Exception):
 class WebSocketEndpoint:
     """Opens WebSockets for some subprotocols and for web pages of allowed origins."""
 
-    def __init__(self, subprotocols: Mapping[str, PumpServer], origins: Origins) -> None:
+    def __init__(self, subprotocols: Mapping[str, ProtocolServer], origins: Origins) -> None:
         """`subprotocols` maps names to servers, the preferred one first."""
         self._subprotocols = subprotocols
         self._origins = origins
