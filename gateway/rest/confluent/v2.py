@@ -23,7 +23,7 @@ from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from mapping.confluent import without_headers
-from mapping.rest.incoming import standard_headers, to_records
+from mapping.rest.incoming import to_records
 from mapping.tenants import Names
 from protocols.rest.confluent import (
     NO_REGISTRY,
@@ -114,7 +114,7 @@ class ConfluentV2(OperationSet):
                 topic=topic,
                 partition=partition,
                 limit=self._config.max_records,
-                headers=standard_headers(embedded, grant.identity.name),
+                principal=grant.identity.name,
                 trace=call.begin_publish(topic),
             )
             slot.count_records(len(records), len(body))

@@ -31,7 +31,7 @@ from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
 from mapping.record import GW_CLIENT, GW_PROTOCOL, Headers, Record
 from mapping.rest.events import event_record
-from mapping.rest.incoming import PROTOCOL, standard_headers, to_records, trace_headers
+from mapping.rest.incoming import PROTOCOL, to_records, trace_headers
 from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from_fields, from_json
 from protocols.rest.errors import RestError, not_found, unprocessable
 from protocols.rest.media import Format, produce_format
@@ -219,7 +219,7 @@ class Produce(OperationSet):
             topic=target.topic,
             partition=target.partition,
             limit=self._max_records,
-            headers=standard_headers(target.embedded, grant.identity.name),
+            principal=grant.identity.name,
             trace=trace,
         )
         self._requests += 1

@@ -41,7 +41,7 @@ from gateway.rest.streams.live_subscription import LiveForms, Readers, Subscript
 from gateway.security.authorization import Grant
 from gateway.security.expiry import Expiry
 from gateway.statistics import counter, gauge
-from mapping.rest.incoming import standard_headers, to_records
+from mapping.rest.incoming import to_records
 from protocols.connection import ConnectionClosed, ConnectionFailed
 from protocols.rest.errors import SHUTTING_DOWN, RestError, busy
 from protocols.rest.live_connection import LiveConnection
@@ -279,7 +279,7 @@ class LiveSession:
             topic=topic,
             partition=message.partition,
             limit=live.services.config.max_records,
-            headers=standard_headers(message.format, grant.identity.name),
+            principal=grant.identity.name,
         )
         live.counts.records_in_total += len(records)
         if self._reading is not None:
