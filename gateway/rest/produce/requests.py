@@ -6,6 +6,7 @@ records failed with the same status: then that is the status of the answer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
@@ -118,19 +119,6 @@ class _Target(msgspec.Struct, frozen=True):
     embedded: Format
 
 
-class _Directly(msgspec.Struct, frozen=True):
-    """Serves produce requests with one head (`DirectOperation`)."""
-
-    produce: Produce
-    target: _Target
-
-    def accepts(self, size: int) -> bool:
-        return self.produce.accepts(self.target, size)
-
-    def begin(self, request: DirectRequest, grant: Grant, body: bytes) -> None:
-        self.produce.begin(request, self.target, grant, body)
-
-
 class _DirectTicket(Results):
     """The records of a request that is served directly."""
 
@@ -189,17 +177,17 @@ class Produce(OperationSet):
             if not records:
                 return await self._answer_empty(target, grant)
             if key is None:
-                call.serve_directly(_Directly(self, target))
+                call.serve_directly(functools.partial(self._accepts, target), functools.partial(self._begin, target))
             storing = self._storing.store(call, records, body, key)
             del records, body  # from here on only the publisher, which counts them in its budget, may hold them
             return await storing
 
-    def accepts(self, target: _Target, size: int) -> bool:
-        """See `DirectOperation`."""
+    def _accepts(self, target: _Target, size: int) -> bool:
+        """See `direct_requests.Accepts`."""
         return size <= self._bodies.max_bytes and self._publisher.known_topic(target.topic) is not None
 
-    def begin(self, request: DirectRequest, target: _Target, grant: Grant, body: bytes) -> None:
-        """Like `send`, for a complete body and a known topic; see `DirectOperation`."""
+    def _begin(self, target: _Target, request: DirectRequest, grant: Grant, body: bytes) -> None:
+        """Like `send`, for a complete body and a known topic; see `direct_requests.Begin`."""
         topic = target.topic
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")

@@ -12,7 +12,7 @@ from gateway.net.http_server import SERVER, HttpConnection
 from gateway.observe.tracing import RequestSpan
 from gateway.rest.server.audited import audit_change
 from gateway.rest.server.body import BodyReader, answer_expectation
-from gateway.rest.server.direct_requests import DirectOperation, Dispatcher, KnownRequest
+from gateway.rest.server.direct_requests import Accepts, Begin, Dispatcher, KnownRequest
 from gateway.rest.server.overload import OverloadGuard, ProduceSlot
 from gateway.rest.server.request_login import AuthenticatedClient
 from mapping.record import Headers
@@ -149,8 +149,8 @@ class Call:
         fields = self.request.headers
         return trace_headers(fields.get("traceparent"), fields.get("tracestate"))
 
-    def serve_directly(self, operation: DirectOperation) -> None:
-        """Let `operation` serve later requests with this head on this connection, if nothing about it is unusual."""
+    def serve_directly(self, accepts: Accepts, begin: Begin) -> None:
+        """Let `begin` serve later requests with this head on this connection, if nothing about it is unusual."""
         request = self.request
         usual = (
             request.version == HttpVersion11
@@ -160,7 +160,7 @@ class Call:
             and not any(name in request.headers for name in _UNUSUAL)
         )
         if usual:
-            known = KnownRequest(request, self.operation.name, self._dispatcher, operation)
+            known = KnownRequest(request, self.operation.name, self._dispatcher, accepts, begin)
             self.connection.remember(request, known)
 
     def audit_change(self, what: str, on: str) -> None:

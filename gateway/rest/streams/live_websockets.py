@@ -84,6 +84,7 @@ class LiveSession:
     """One connection; a `pump.Handler`."""
 
     pump: Pump
+    load: Final = 0  # it has no budget of its own; it pauses at `MAX_UNANSWERED` unanswered messages
 
     def __init__(
         self,
@@ -169,11 +170,6 @@ class LiveSession:
     def _presence_name(self) -> str:
         """The principal with the tenant's prefix."""
         return self.grant.names.mqtt(self.grant.identity.name)
-
-    @property
-    def load(self) -> int:
-        """Return 0: a WebSocket has no budget of its own; it pauses at `MAX_UNANSWERED` unanswered messages."""
-        return 0
 
     def flow(self) -> ConnectionFlow | None:
         """See `gateway.flow.Flowing`."""
