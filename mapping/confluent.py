@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from mapping.record import Headers, Received, Record
+from mapping.rest.contents import compact_json, from_base64
 from mapping.rest.incoming import merged_headers, standard_headers
 from mapping.rest.outgoing import from_record
-from mapping.rest.plain import compact_json, from_base64
 from protocols.rest.confluent_v3 import Data, DataReport, Produced, to_epoch
 from protocols.rest.errors import unprocessable
 from protocols.rest.media import Format

@@ -358,10 +358,7 @@ class HttpConnection(RequestsInTurn):
         elif isinstance(exc, BadHttpMessage) and exc.message == _TOO_MANY:
             status, message = 431, "The request's head has too many fields"  # RFC 6585 section 5
         elif isinstance(exc, InvalidURLError):
-            status, message = (
-                400,
-                "Bad request: its target is not a valid URL",
-            )  # not repeated: it may contain a password
+            status, message = 400, "Bad request: its target is not a valid URL"  # not shown: it may contain a password
         elif isinstance(exc, HttpProcessingError) and exc.code:
             status, message = exc.code, f"Bad request: {(exc.message or 'malformed').partition(chr(10))[0]}"
         elif exc is not None and status >= 500:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import socket
@@ -19,7 +18,6 @@ from gateway.failures import ExpectedError
 from gateway.net.descriptors import descriptors
 from gateway.net.handshakes import Factory, Handshakes
 from gateway.net.proxied import AwaitedHeaders, Proxies
-from gateway.net.pump import Pump
 from gateway.net.strangers import Strangers
 from gateway.security.entrance import Entrance
 from gateway.security.throttle import peer_of
@@ -30,9 +28,6 @@ log = structlog.get_logger(__name__)
 
 WARN_INTERVAL_S: Final = 60.0
 BACKLOG: Final = 4096  # a fleet that reconnects at the same moment waits in the kernel and is not refused
-
-MakePump = Callable[[Callable[[Pump], None]], Pump]
-"""Builds the pump of one socket; the pump calls the argument when the socket is closed."""
 
 
 class ListenError(Exception):
@@ -222,45 +217,6 @@ class Server:
         self.stopped = True
         for listener in self.listeners:
             listener.close()
-
-
-class PumpServer(Server):
-    """The pumps of one protocol, from all its listeners."""
-
-    def __init__(self, name: str, make: MakePump) -> None:
-        """`name` is the protocol's name."""
-        super().__init__()
-        self.name = name
-        self.pumps: set[Pump] = set()
-        self.accepted = 0
-        self._make = make
-        self._lost = self._remove  # one bound method for all
-        self._empty = asyncio.Event()
-
-    async def wait_closed(self, timeout: float) -> None:
-        """Close every connection after its last bytes, and abort those that are left after `timeout` seconds."""
-        for pump in list(self.pumps):
-            pump.close()
-        if self.pumps:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), timeout)
-        for pump in list(self.pumps):
-            pump.abort()
-
-    def accept(self, entrance: Entrance) -> Pump:
-        """Return the pump for a connection through `entrance`, either just accepted or upgraded from HTTP."""
-        self.accepted += 1
-        pump = self._make(self._lost)
-        pump.entrance = entrance
-        self.pumps.add(pump)
-        self._empty.clear()
-        return pump
-
-    def _remove(self, pump: Pump) -> None:
-        self.pumps.discard(pump)
-        pump.entrance.connections -= 1
-        if not self.pumps:
-            self._empty.set()
 
 
 def listen_error(key: str, address: Address, error: OSError) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -14,18 +15,19 @@ from gateway.clients import Connected
 from gateway.drain import Departing
 from gateway.flow import Flowing
 from gateway.net.alarms import Alarms
-from gateway.net.listener import PumpServer
+from gateway.net.listener import Server
 from gateway.net.pump import Handler, Pump
 from gateway.net.strangers import Strangers
 from gateway.net.writes import Writes
+from gateway.security.entrance import Entrance
 from gateway.spawn import Spawn
 from protocols.connection import Connection
 
 STOPPING: Final = "stopping"
 
 
-class ProtocolServer(PumpServer, abc.ABC):
-    """A server whose subclass makes the connections of its protocol and closes them in the protocol's way."""
+class ProtocolServer(Server, abc.ABC):
+    """The pumps of one protocol; a subclass makes their connections and closes them in the protocol's way."""
 
     def __init__(
         self,
@@ -35,8 +37,13 @@ class ProtocolServer(PumpServer, abc.ABC):
         *,
         outgoing: Budget,
     ) -> None:
-        """`strangers` counts bytes received before the login, `outgoing` bytes that peers have not read."""
-        super().__init__(name, self._make_pump)
+        """`name` is the protocol's. `strangers` counts bytes received before the login, `outgoing` unread bytes."""
+        super().__init__()
+        self.name = name
+        self.pumps: set[Pump] = set()
+        self.accepted = 0
+        self._lost = self._remove  # one bound method for all
+        self._empty = asyncio.Event()
         self._strangers = strangers
         self._outgoing = outgoing
         self._spawn = spawn
@@ -83,18 +90,40 @@ class ProtocolServer(PumpServer, abc.ABC):
         self.close_connections()
         await self.wait_closed(timeout)
 
-    def _make_pump(self, lost: Callable[[Pump], None]) -> Pump:
+    async def wait_closed(self, timeout: float) -> None:
+        """Close every connection after its last bytes, and abort those that are left after `timeout` seconds."""
+        for pump in list(self.pumps):
+            pump.close()
+        if self.pumps:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), timeout)
+        for pump in list(self.pumps):
+            pump.abort()
+
+    def accept(self, entrance: Entrance) -> Pump:
+        """Return the pump for a connection through `entrance`, either just accepted or upgraded from HTTP."""
+        self.accepted += 1
         connection, session = self.open()
         if self._clock is None:
             self._clock = asyncio.get_running_loop().time  # one bound method for all
-        return Pump(
+        pump = Pump(
             connection,
             session,
             self._spawn,
             self._clock,
-            lost,
+            self._lost,
             writes=self.writes,
             alarms=self._alarms,
             strangers=self._strangers,
             outgoing=self._outgoing,
         )
+        pump.entrance = entrance
+        self.pumps.add(pump)
+        self._empty.clear()
+        return pump
+
+    def _remove(self, pump: Pump) -> None:
+        self.pumps.discard(pump)
+        pump.entrance.connections -= 1
+        if not self.pumps:
+            self._empty.set()

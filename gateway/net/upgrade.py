@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Final
 
@@ -15,7 +14,7 @@ from gateway.clients import Connected
 from gateway.config import SecurityConfig
 from gateway.flow import Flowing
 from gateway.net.http_server import SERVER, HttpConnection, HttpServer
-from gateway.net.listener import PumpServer
+from gateway.net.protocol_listener import ProtocolServer
 from gateway.net.strangers import Strangers
 from gateway.net.websocket import WebSocket
 from gateway.security.origins import Origins
@@ -44,7 +43,7 @@ class UpgradeError(Exception):
 class WebSocketEndpoint:
     """Opens WebSockets for some subprotocols and for web pages of allowed origins."""
 
-    def __init__(self, subprotocols: Mapping[str, PumpServer], origins: Origins) -> None:
+    def __init__(self, subprotocols: Mapping[str, ProtocolServer], origins: Origins) -> None:
         """`subprotocols` maps names to servers, the preferred one first."""
         self._subprotocols = subprotocols
         self._origins = origins
@@ -194,5 +193,5 @@ def _refusal(status: int, reason: str) -> web.Response:
 def _is_key(key: str) -> bool:
     try:
         return len(base64.b64decode(key, validate=True)) == KEY_BYTES
-    except (binascii.Error, ValueError):
+    except ValueError:
         return False

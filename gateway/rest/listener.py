@@ -75,7 +75,7 @@ class RestServer(HttpServer):
         bodies = BodyReader(overload, config.max_body_bytes, config.header_timeout_s, config.min_upload_rate)
         contract = load_contract()
         self._storing = Storing(services.publisher, services.keyed)
-        self._produce = Produce(services.publisher, self._storing, overload, bodies, config.max_records)
+        self._produce = Produce(services.publisher, self._storing, overload, config)
         self._uploads = Uploads(
             services.publisher,
             overload,
@@ -83,12 +83,12 @@ class RestServer(HttpServer):
             max_line_bytes=config.max_line_bytes,
             idle_s=config.header_timeout_s,
         )
-        cloud_events = CloudEvents(self._storing, overload, bodies, config.max_records)
+        cloud_events = CloudEvents(self._storing, overload, config.max_records)
         self._consumers = Consumers(services, limits)
         self._reads = RecordPages(services, limits)
         self._feeds = Feeds(services.live_reader)
         self._events = EventStreams(services, self._feeds)
-        self._devices = DeviceRequests(services, overload, bodies)
+        self._devices = DeviceRequests(services, overload)
         self._live = Live(services, self._feeds)
         subscriptions = Subscriptions(self._consumers, services)
         topics = TopicOperations(services)

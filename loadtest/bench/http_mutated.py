@@ -17,7 +17,8 @@ from loadtest.bench.amqp_mutated import damaged
 from loadtest.numbering import Numbering
 from loadtest.run.shapes import Shape, Template
 from mapping.record import Record
-from mapping.rest import _native, plain
+from mapping.rest import _native
+from mapping.rest.incoming import Target
 from protocols.rest.errors import RestError
 from protocols.rest.media import Format
 from protocols.rest.requests import decode_json, decode_text
@@ -31,7 +32,7 @@ VALUES: Final = (
     b'"YR=="', b'"a b"', b"[ ]", b'[1, "a", {"b" : null}]', b'{"a": {"a":1},"a":2}', b'"' + b"x" * 300 + b'"',
 )  # fmt: skip
 
-Fate = tuple[list[Record], list[int]] | tuple[int, str]
+Fate = list[Record] | tuple[int, str]
 
 
 def bodies(rng: random.Random) -> Iterator[tuple[Format, bytes]]:
@@ -54,18 +55,17 @@ def bodies(rng: random.Random) -> Iterator[tuple[Format, bytes]]:
         yield form, b'{"records":[' + b",".join(records) + b"]}"
 
 
-def fate(records: Callable[..., list[Record]], entries: Sequence[Any], *last: bool) -> Fate:
-    """Map entries to records and the indexes of those passed to `more`, or to the error's status and text."""
-    left: list[int] = []
-
-    def more(index: int, _entry: Any) -> Record:
-        left.append(index)
-        return Record("more", b"%d" % index, None)
-
+def fate(records: Callable[..., list[Record]], *arguments: Any) -> Fate:
+    """Map entries to records, or to the error's status and text."""
     try:
-        return records(entries, "t", None, HEADERS, more, *last), left
+        return records(*arguments)
     except RestError as error:
         return error.status, str(error)
+
+
+def in_python(record: Callable[[int, Any], Record], entries: Sequence[Any]) -> list[Record]:
+    """Map all entries with a method of `Target`."""
+    return [record(index, entry) for index, entry in enumerate(entries)]
 
 
 def compare(count: int, seed: int) -> tuple[int, int]:
@@ -84,13 +84,16 @@ def compare(count: int, seed: int) -> tuple[int, int]:
         except RestError:
             continue
         decoded += 1
+        target = Target("t", None, HEADERS, (), form)
         if form is Format.JSON:
-            found, wanted = fate(_native.json_records, entries), fate(plain.json_records, entries)
+            found = fate(_native.json_records, entries, "t", None, HEADERS, target.json_record)
+            wanted = fate(in_python, target.json_record, entries)
         else:
             last = form is Format.BINARY
-            found, wanted = fate(_native.text_records, entries, last), fate(plain.text_records, entries, last)
+            found = fate(_native.text_records, entries, "t", None, HEADERS, target.text_record, last)
+            wanted = fate(in_python, target.text_record, entries)
         assert found == wanted, f"{body!r} as {form}: {found}, in Python {wanted}"
-        records += len(found[0]) if isinstance(found[0], list) else 0
+        records += len(found) if isinstance(found, list) else 0
     return decoded, records
 
 

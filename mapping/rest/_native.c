@@ -1,8 +1,8 @@
-/* Records of HTTP bodies that have only a key and a value: the C implementation of plain.py.
+/* Records of HTTP bodies that have only a key and a value: the C implementation of incoming.py's Target.
 
    The Python code is the reference, and the tests check that both give the same records and the same errors. The
    entries are msgspec structs whose JSON is known to be well formed. Unusual entries (with further fields, a key with
-   an escape, base64 without padding or malformed) are handed to Python, one at a time. */
+   an escape, base64 without padding or malformed) are handed to Python, one at a time: `more` maps a whole entry. */
 #include "protocols/native.h"
 
 #include <stdint.h>
@@ -304,15 +304,15 @@ look_up_all(PyObject *Py_UNUSED(module))
     }
     fill_sixths();
     return look_up("mapping.record", "Record", &py.record) || look_up("msgspec", "UNSET", &py.unset)
-                   || look_up("mapping.rest.plain", "json_key", &py.json_key)
-                   || look_up("mapping.rest.plain", "from_base64", &py.from_base64)
+                   || look_up("mapping.rest.contents", "json_key", &py.json_key)
+                   || look_up("mapping.rest.contents", "from_base64", &py.from_base64)
                ? -1
                : 0;
 }
 
 static PyMethodDef functions[] = {
-    {"json_records", json_records, METH_VARARGS, PyDoc_STR("Records of entries in the json format; see plain.py.")},
-    {"text_records", text_records, METH_VARARGS, PyDoc_STR("Those of the text and binary formats; see plain.py.")},
+    {"json_records", json_records, METH_VARARGS, PyDoc_STR("Records of entries in the json format; see incoming.py.")},
+    {"text_records", text_records, METH_VARARGS, PyDoc_STR("Those of the text and binary formats; see incoming.py.")},
     {NULL, NULL, 0, NULL},
 };
 
@@ -325,7 +325,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "mapping.rest._native",
-    .m_doc = PyDoc_STR("Records of HTTP bodies, in C; plain.py is the same in Python."),
+    .m_doc = PyDoc_STR("Records of HTTP bodies, in C; incoming.py is the same in Python."),
     .m_methods = functions,
     .m_slots = slots,
 };

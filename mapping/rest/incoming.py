@@ -1,5 +1,8 @@
 """Maps bodies of HTTP produce requests to Kafka records, in the three embedded formats. Pure.
 
+`Target` maps any record. `_native.c` does the same for records that have only a key and a value, as nearly all do, and
+leaves the others to `Target` (ADR 0072).
+
 A key that is a JSON string is stored as its bare text, so that `kitchen/temp` is the same key over MQTT, AMQP and HTTP.
 A stored key is shown as JSON if it is an object, an array or a quoted string; any other key is shown as text.
 """
@@ -7,6 +10,7 @@ A stored key is shown as JSON if it is an object, an array or a quoted string; a
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,7 +27,7 @@ from mapping.record import (
     Record,
     raw_name,
 )
-from mapping.rest.plain import from_base64, from_text, json_key, json_value
+from mapping.rest.contents import from_base64, from_text, json_key, json_value
 from protocols.rest.errors import RestError, invalid, unprocessable
 from protocols.rest.media import Format
 from protocols.rest.positions import LARGEST_PARTITION
@@ -40,9 +44,9 @@ from protocols.rest.requests import (
 )
 
 try:
-    from mapping.rest._native import json_records, text_records
+    from mapping.rest import _native
 except ImportError:  # not built, or switched off: `gateway.native` reports it
-    from mapping.rest.plain import json_records, text_records
+    _native = None  # type: ignore[assignment]
 
 PROTOCOL: Final = b"http"
 CONTENT_TYPES: Final = {
@@ -82,31 +86,29 @@ def to_records(
     topic: str,
     partition: int | None,
     limit: int,
-    headers: Headers,
+    principal: str,
     trace: Headers = (),
 ) -> list[Record]:
     """Decode at most `limit` records from a produce request's body.
 
-    `embedded` is the format of keys and values; `headers` are from `standard_headers`, `trace` from `trace_headers`.
+    `embedded` is the format of keys and values, `principal` the client's; `trace` is from `trace_headers`.
 
     Raises:
         RestError: The whole request is refused.
     """
-    target = _Target(topic, partition, headers, trace, embedded)
+    target = Target(topic, partition, standard_headers(embedded, principal), trace, embedded)
     if embedded is Format.JSON:
         return target.json_records(decode_json(body, limit))
-    entries = decode_text(body, limit, embedded)
-    plain = headers + trace
-    return text_records(entries, topic, partition, plain, target.text_record, embedded is Format.BINARY)
+    return target.text_records(decode_text(body, limit, embedded))
 
 
-def from_lines(lines: bytes, topic: str, headers: Headers, trace: Headers = ()) -> list[Record | RestError]:
+def from_lines(lines: bytes, topic: str, principal: str, trace: Headers = ()) -> list[Record | RestError]:
     """Decode complete lines, each a record in the json format.
 
-    A line that is not valid gives an error in its place; a blank line gives nothing. `headers` are from
-    `standard_headers`, `trace` from `trace_headers`.
+    A line that is not valid gives an error in its place; a blank line gives nothing. `principal` is the client's,
+    `trace` is from `trace_headers`.
     """
-    target = _Target(topic, None, headers, trace, Format.JSON)
+    target = Target(topic, None, standard_headers(Format.JSON, principal), trace, Format.JSON)
     try:
         return list(target.json_records(decode_lines(lines)))
     except RestError:
@@ -121,7 +123,7 @@ def from_lines(lines: bytes, topic: str, headers: Headers, trace: Headers = ()) 
     return found
 
 
-class _Target(msgspec.Struct, frozen=True, gc=False):
+class Target(msgspec.Struct, frozen=True, gc=False):
     """Destination, headers and format of a request's records; see `to_records`."""
 
     topic: str
@@ -132,10 +134,19 @@ class _Target(msgspec.Struct, frozen=True, gc=False):
 
     def json_records(self, entries: list[JsonRecord]) -> list[Record]:
         """Map entries in the json format; RestError."""
-        return json_records(entries, self.topic, self.partition, self.headers + self.trace, self.json_record)
+        if _native is None:
+            return list(itertools.starmap(self.json_record, enumerate(entries)))
+        return _native.json_records(entries, self.topic, self.partition, self.headers + self.trace, self.json_record)
+
+    def text_records(self, entries: list[TextRecord]) -> list[Record]:
+        """Map entries in the text or binary format; RestError."""
+        if _native is None:
+            return list(itertools.starmap(self.text_record, enumerate(entries)))
+        headers, binary = self.headers + self.trace, self.embedded is Format.BINARY
+        return _native.text_records(entries, self.topic, self.partition, headers, self.text_record, binary)
 
     def json_record(self, index: int, entry: JsonRecord) -> Record:
-        """Map an entry in the json format that has more than key and value, perhaps their formats; RestError."""
+        """Map an entry in the json format; RestError."""
         raw_key, raw_value, headers = bytes(entry.key), bytes(entry.value), self.headers
         named = entry.key_format in (None, Format.JSON)
         key = json_key(raw_key) if named else _from_string(raw_key, entry.key_format, "key")

@@ -194,8 +194,15 @@ def decode_positions(body: bytes) -> Positions:
 
 
 def decode_commit(body: bytes) -> list[PartitionOffset] | None:
-    """Decode the offsets to commit; None, also for `{}`, means those of all delivered records. RestError 400."""
-    return decode(_COMMIT, body).offsets if body else None
+    """Decode the offsets to commit, which are one more than those of the last consumed records in the body.
+
+    None, also for `{}`, means those of all delivered records.
+
+    Raises:
+        RestError: 400.
+    """
+    last = decode(_COMMIT, body).offsets if body else None
+    return None if last is None else [msgspec.structs.replace(entry, offset=entry.offset + 1) for entry in last]
 
 
 def epoch_ms(text: str) -> int:

@@ -43,11 +43,10 @@ class Schema:
         self._definition = definition
         self._validator = jsonschema_rs.Draft202012Validator(definition)
 
-    def check(self, value: Any, where: str = "$", place: str = "") -> None:
+    def check(self, value: Any, place: str = "") -> None:
         """Validate a value as `json.loads` returns it.
 
-        `where` is the start of the JSON path in error texts; `place`, such as "query parameter `timeout`", replaces the
-        whole path.
+        `place`, such as "query parameter `timeout`", replaces the JSON path in error texts.
 
         Raises:
             RestError: 400; or the lowest `x-status` if all violations have one.
@@ -68,7 +67,7 @@ class Schema:
             elif flat and len(error.instance_path) < 2:
                 lines += _flat_lines(error)
             else:
-                lines.append(f"{_cut(error.message)} - at {place or f'`{_json_path(where, error.instance_path)}`'}")
+                lines.append(f"{_cut(error.message)} - at {place or f'`{_json_path(error.instance_path)}`'}")
         raise refused_by_contract(status, lines)
 
     def _error_text(self, error: jsonschema_rs.ValidationError) -> str:
@@ -318,8 +317,8 @@ def _kind(value: object) -> str:
             return "number"
 
 
-def _json_path(where: str, path: Sequence[str | int]) -> str:
-    return where + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+def _json_path(path: Sequence[str | int]) -> str:
+    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
 
 
 def check_body(schema: Schema | None, body: bytes) -> None:

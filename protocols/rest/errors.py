@@ -98,9 +98,9 @@ def unprocessable(message: str) -> RestError:
     return RestError(422, message)
 
 
-def busy(message: str, retry_after_s: int = RETRY_AFTER_S, *, close: bool = False) -> RestError:
+def busy(message: str, *, close: bool = False) -> RestError:
     """503 with `Retry-After`: the client should retry later (RFC 9110 section 15.6.4)."""
-    return RestError(503, message, headers=(("Retry-After", str(retry_after_s)),), close=close)
+    return RestError(503, message, headers=retry_after(503), close=close)
 
 
 def too_many(

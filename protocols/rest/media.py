@@ -30,20 +30,11 @@ _NO_PARAMETERS: Final[dict[str, str]] = {}
 
 def produce_format(content_type: str | None) -> Format:
     """Return the embedded format of a produce request; RestError 400 for an unknown or missing Content-Type."""
-    if content_type is None:
-        raise _unsupported("no Content-Type", _PRODUCE_FORMATS)
-    embedded = _PRODUCE_FORMATS.get(content_type)
-    if embedded is None:
-        embedded = _PRODUCE_FORMATS.get(_essence(content_type))
-        if embedded is None:
-            raise _unsupported(content_type, _PRODUCE_FORMATS)
-    return embedded
+    return _PRODUCE_FORMATS[body_type(content_type, _PRODUCE_FORMATS)]
 
 
 def body_type(content_type: str | None, known: Collection[str]) -> str:
     """Return which of the `known` media types a body has; RestError 400 if none, or without Content-Type."""
-    if content_type is not None and content_type in known:
-        return content_type
     essence = "" if content_type is None else _essence(content_type)
     if essence not in known:
         raise _unsupported(content_type or "no Content-Type", known)

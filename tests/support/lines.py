@@ -6,8 +6,13 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
+import msgspec
+
+from flowcontrol.budget import UNBOUNDED
+from gateway.net.protocol_listener import ProtocolServer
 from gateway.net.pump import Pump
 from gateway.pauses import PROCESS_BUDGET
+from gateway.spawn import Spawn
 from protocols.connection import ConnectionFailed
 
 
@@ -100,3 +105,26 @@ class Echo:
 
     def disconnected(self, reason: str) -> None:
         self.gone.append(reason)
+
+
+class EchoServer(ProtocolServer):
+    """Serves connections of `Lines`, each with an `Echo`."""
+
+    def __init__(self, spawn: Spawn, patience: float | None = None) -> None:
+        super().__init__("mqtt", spawn, None, outgoing=UNBOUNDED)
+        self.sessions: list[Echo] = []
+        self._patience = patience
+
+    def open(self) -> Any:
+        lines = Lines(self._patience)
+        self.sessions.append(Echo(lines))
+        return lines, self.sessions[-1]
+
+    def close_connections(self) -> None:
+        """The pumps close the sockets."""
+
+    def departing(self) -> tuple[()]:
+        return ()
+
+    def statistics(self) -> msgspec.Struct:
+        raise NotImplementedError

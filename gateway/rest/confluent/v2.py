@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from aiohttp import web
 from aiokafka import TopicPartition
-from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.groups.polled_member import NotAssignedError
 from gateway.rest.admin.topics import TopicOperations
@@ -23,7 +22,7 @@ from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from mapping.confluent import without_headers
-from mapping.rest.incoming import standard_headers, to_records
+from mapping.rest.incoming import to_records
 from mapping.tenants import Names
 from protocols.rest.confluent import (
     NO_REGISTRY,
@@ -114,7 +113,7 @@ class ConfluentV2(OperationSet):
                 topic=topic,
                 partition=partition,
                 limit=self._config.max_records,
-                headers=standard_headers(embedded, grant.identity.name),
+                principal=grant.identity.name,
                 trace=call.begin_publish(topic),
             )
             slot.count_records(len(records), len(body))
@@ -167,20 +166,7 @@ class ConfluentV2(OperationSet):
 
     async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../offsets`: the body has the offset of the last consumed record; Kafka gets the next offset."""
-        member, topic = self._consumers.find(call.grant, group, name).member, call.grant.names.topic
-        wanted = decode_commit(await call.body())
-        if wanted is None:
-            await member.commit_delivered()
-        else:
-            await member.commit(
-                {
-                    TopicPartition(topic(entry.topic), entry.partition): OffsetAndMetadata(
-                        entry.offset + 1, entry.metadata
-                    )
-                    for entry in wanted
-                }
-            )
-        return no_content()
+        return await self._consumers.commit_offsets(call, group, name, decode_commit)
 
     async def committed(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../offsets`, with the partitions in the body."""

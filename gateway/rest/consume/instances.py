@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from string import printable
 from typing import Annotated, Final
 from urllib.parse import quote
@@ -40,6 +40,7 @@ from gateway.statistics import counter, gauge
 from mapping.rest.outgoing import UndecodableError, from_record
 from protocols.rest.consuming import (
     CreateConsumer,
+    PartitionOffset,
     PollLimits,
     TopicPattern,
     decode_create,
@@ -413,19 +414,24 @@ class Consumers(OperationSet):
 
     async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../offsets`: commits the offsets in the body, or without a body those of all delivered records."""
-        instance = self.find(call.grant, group, name)
+        return await self.commit_offsets(call, group, name, lambda body: decode_offsets(body) if body else None)
+
+    async def commit_offsets(
+        self, call: Call, group: str, name: str, decode: Callable[[bytes], list[PartitionOffset] | None]
+    ) -> web.Response:
+        """Commit the offsets that `decode` finds in the body; None means those of all delivered records."""
+        instance, topic = self.find(call.grant, group, name), call.grant.names.topic
         _check_rights(instance)
-        body = await call.body()
-        if body:
-            topic = call.grant.names.topic
+        wanted = decode(await call.body())
+        if wanted is None:
+            await instance.member.commit_delivered()
+        else:
             await instance.member.commit(
                 {
                     TopicPartition(topic(entry.topic), entry.partition): OffsetAndMetadata(entry.offset, entry.metadata)
-                    for entry in decode_offsets(body)
+                    for entry in wanted
                 }
             )
-        else:
-            await instance.member.commit_delivered()
         return no_content()
 
     # Housekeeping

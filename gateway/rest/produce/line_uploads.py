@@ -19,9 +19,8 @@ from gateway.rest.server.request_login import forbidden
 from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
 from mapping.record import Headers, Record
-from mapping.rest.incoming import from_lines, standard_headers
+from mapping.rest.incoming import from_lines
 from protocols.rest.errors import SHUTTING_DOWN, RestError, busy
-from protocols.rest.media import Format
 from protocols.rest.splitters import LineSplitter
 from protocols.rest.streaming import LINES_TYPE
 
@@ -65,13 +64,7 @@ class Uploads(OperationSet):
         """`POST /topics/{topicname}/records`."""
         _ = call.media  # raises 400 for another media type
         call.negotiate(LINES_TYPE)
-        grant = call.grant
-        writer = _Writer(
-            topic,
-            grant,
-            standard_headers(Format.JSON, grant.identity.name),
-            call.begin_publish(topic),
-        )
+        writer = _Writer(topic, call.grant, call.begin_publish(topic))
         splitter = LineSplitter(self._max_line_bytes)
 
         def take(upload: Upload, part: bytes | None) -> None:
@@ -140,7 +133,7 @@ class Uploads(OperationSet):
         run: list[Record] = []
         publish = writer.grant.publish
         everything = publish.uniform(writer.topic)  # checked again: rights may change during a long upload
-        for found in from_lines(block, writer.topic, writer.headers, writer.trace):
+        for found in from_lines(block, writer.topic, writer.grant.identity.name, writer.trace):
             if isinstance(found, Record) and (everything or publish(writer.topic, found.key)):
                 run.append(found)
                 continue
@@ -161,9 +154,8 @@ class Uploads(OperationSet):
 
 
 class _Writer(msgspec.Struct, frozen=True):
-    """The topic and client of an upload, and the common headers of its records."""
+    """The topic and client of an upload, and the trace context of its records."""
 
     topic: str
     grant: Grant
-    headers: Headers
     trace: Headers

@@ -6,6 +6,7 @@ records failed with the same status: then that is the status of the answer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
@@ -13,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from flowcontrol.budget import ConnectionBudget
+from gateway.config import HttpConfig
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
@@ -20,7 +22,6 @@ from gateway.net.http_server import HttpConnection
 from gateway.rest.produce.idempotency import KEY_FIELD, KeyedRequests, request_key
 from gateway.rest.produce.tickets import Results, Ticket, raise_common_failure, submit_allowed
 from gateway.rest.server.answers import control_answer, no_content
-from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
 from gateway.rest.server.direct_requests import DirectRequest
 from gateway.rest.server.operation_set import OperationSet
@@ -31,7 +32,7 @@ from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
 from mapping.record import GW_CLIENT, GW_PROTOCOL, Headers, Record
 from mapping.rest.events import event_record
-from mapping.rest.incoming import PROTOCOL, standard_headers, to_records, trace_headers
+from mapping.rest.incoming import PROTOCOL, to_records, trace_headers
 from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from_fields, from_json
 from protocols.rest.errors import RestError, not_found, unprocessable
 from protocols.rest.media import Format, produce_format
@@ -118,19 +119,6 @@ class _Target(msgspec.Struct, frozen=True):
     embedded: Format
 
 
-class _Directly(msgspec.Struct, frozen=True):
-    """Serves produce requests with one head (`DirectOperation`)."""
-
-    produce: Produce
-    target: _Target
-
-    def accepts(self, size: int) -> bool:
-        return self.produce.accepts(self.target, size)
-
-    def begin(self, request: DirectRequest, grant: Grant, body: bytes) -> None:
-        self.produce.begin(request, self.target, grant, body)
-
-
 class _DirectTicket(Results):
     """The records of a request that is served directly."""
 
@@ -158,14 +146,11 @@ class _DirectTicket(Results):
 class Produce(OperationSet):
     """The two produce operations. Their bodies are validated while they are decoded, not against the schemas."""
 
-    def __init__(
-        self, publisher: Publisher, storing: Storing, overload: OverloadGuard, bodies: BodyReader, max_records: int
-    ) -> None:
+    def __init__(self, publisher: Publisher, storing: Storing, overload: OverloadGuard, config: HttpConfig) -> None:
         self._storing = storing
         self._publisher = publisher
         self._overload = overload
-        self._bodies = bodies
-        self._max_records = max_records
+        self._config = config
         self._requests = 0
         self._records = 0
         self.operations = {"send": self.send, "sendToPartition": self.send}
@@ -181,7 +166,7 @@ class Produce(OperationSet):
         if unacknowledged and key is not None:
             raise unprocessable(f"{KEY_FIELD} and async exclude each other")
         with call.enter(self._overload, topic) as slot:
-            body = await self._bodies.read(request)
+            body = await call.unchecked_body()
             records = self._read(body, target, grant, slot, call.begin_publish(topic))
             if unacknowledged:
                 await self._check(target, grant)
@@ -189,17 +174,17 @@ class Produce(OperationSet):
             if not records:
                 return await self._answer_empty(target, grant)
             if key is None:
-                call.serve_directly(_Directly(self, target))
+                call.serve_directly(functools.partial(self._accepts, target), functools.partial(self._begin, target))
             storing = self._storing.store(call, records, body, key)
             del records, body  # from here on only the publisher, which counts them in its budget, may hold them
             return await storing
 
-    def accepts(self, target: _Target, size: int) -> bool:
-        """See `DirectOperation`."""
-        return size <= self._bodies.max_bytes and self._publisher.known_topic(target.topic) is not None
+    def _accepts(self, target: _Target, size: int) -> bool:
+        """See `direct_requests.Accepts`."""
+        return size <= self._config.max_body_bytes and self._publisher.known_topic(target.topic) is not None
 
-    def begin(self, request: DirectRequest, target: _Target, grant: Grant, body: bytes) -> None:
-        """Like `send`, for a complete body and a known topic; see `DirectOperation`."""
+    def _begin(self, target: _Target, request: DirectRequest, grant: Grant, body: bytes) -> None:
+        """Like `send`, for a complete body and a known topic; see `direct_requests.Begin`."""
         topic = target.topic
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
@@ -218,8 +203,8 @@ class Produce(OperationSet):
             target.embedded,
             topic=target.topic,
             partition=target.partition,
-            limit=self._max_records,
-            headers=standard_headers(target.embedded, grant.identity.name),
+            limit=self._config.max_records,
+            principal=grant.identity.name,
             trace=trace,
         )
         self._requests += 1
@@ -268,22 +253,20 @@ class Produce(OperationSet):
 class CloudEvents(OperationSet):
     """The operation that stores CloudEvents."""
 
-    def __init__(self, storing: Storing, overload: OverloadGuard, bodies: BodyReader, max_events: int) -> None:
+    def __init__(self, storing: Storing, overload: OverloadGuard, max_events: int) -> None:
         self._storing = storing
         self._overload = overload
-        self._bodies = bodies
         self._max_events = max_events
         self.operations = {"sendEvents": self.send}
 
     async def send(self, call: Call, topic: str) -> web.StreamResponse:
         """`POST /topics/{topicname}/events`."""
-        request, grant = call.request, call.grant
-        fields = request.headers
+        fields, grant = call.request.headers, call.grant
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
-        key = request_key(request)
+        key = request_key(call.request)
         with call.enter(self._overload, topic) as slot:
-            body = await self._bodies.read(request)
+            body = await call.unchecked_body()
             content_type = fields.get("Content-Type")
             essence = "" if content_type is None else content_type.partition(";")[0].strip().lower()
             if essence == EVENT_TYPE:

@@ -16,7 +16,6 @@ from gateway.kafka.read.lingering import LingeringWatch
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.net.http_server import SERVER
 from gateway.rest.produce.tickets import Ticket, raise_common_failure
-from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
@@ -132,14 +131,13 @@ class RequestsStatistics(msgspec.Struct):
 class DeviceRequests(OperationSet):
     """The operation that sends a request to an address and waits for the answer."""
 
-    def __init__(self, services: RestServices, overload: OverloadGuard, bodies: BodyReader) -> None:
+    def __init__(self, services: RestServices, overload: OverloadGuard) -> None:
         config = services.config
         self._config = config
         self._rules = services.rules
         self._publisher = services.publisher
         self._wall_clock = services.wall_clock
         self._overload = overload
-        self._bodies = bodies
         self._live_reader = services.live_reader
         self._random_id = services.random_id
         self._replies: dict[str, Replies] = {}  # by the tenant's prefix
@@ -162,7 +160,7 @@ class DeviceRequests(OperationSet):
         with replies.expect_answer() as pending:
             principal = call.grant.identity.name
             with call.enter(self._overload, destination.topic) as slot:
-                body = await self._bodies.read(call.request)
+                body = await call.unchecked_body()
                 slot.count_records(1, len(body))
                 reply = replies.address, pending.correlation_id
                 record = self._request_record(call, destination, body, reply, timeout_ms)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import time
+from email.utils import formatdate
 from typing import Final
 
 from aiohttp import web
 
 from gateway.net.http_server import SERVER
-from gateway.rest.server.quick_answer import Head, QuickAnswer
 from gateway.security.throttle import peer_of
 from protocols.rest.errors import RestError
 from protocols.rest.media import CONTROL_TYPE, RECORD_TYPES, Format
@@ -15,23 +17,30 @@ from protocols.rest.responses import encode_error
 
 _CONTROL: Final = {"Content-Type": CONTROL_TYPE, "Server": SERVER}
 _EMPTY: Final = {"Server": SERVER}
-CONTROL_HEAD: Final = Head(_CONTROL)
-_RECORDS: Final = {
-    embedded: Head({"Content-Type": media, "Server": SERVER, "Cache-Control": "no-store"})
-    for embedded, media in RECORD_TYPES.items()
-}
 
 
 def control_answer(body: bytes, status: int = 200) -> web.Response:
     """Make an answer with the control media type."""
-    if status == 200:
-        return QuickAnswer(body, CONTROL_HEAD)
     return web.Response(body=body, status=status, headers=_CONTROL)
+
+
+def direct_answer(body: bytes) -> bytes:
+    """Return the bytes of a 200 answer with the control media type, for requests that are served without a task."""
+    return b"%b%d\r\n\r\n%b" % (_head(int(time.time())), len(body), body)
+
+
+@functools.lru_cache(maxsize=1)
+def _head(second: int) -> bytes:
+    """Return the head of `direct_answer` up to the length of its body, with this Date (RFC 9110 section 6.6.1)."""
+    lines = {**_CONTROL, "Date": formatdate(second, usegmt=True)}
+    text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"HTTP/1.1 200 OK\r\n{text}Content-Length: ".encode("ascii")
 
 
 def records_answer(body: bytes, embedded: Format) -> web.Response:
     """Make an answer with a list of records."""
-    return QuickAnswer(body, _RECORDS[embedded])
+    headers = {"Content-Type": RECORD_TYPES[embedded], "Server": SERVER, "Cache-Control": "no-store"}
+    return web.Response(body=body, headers=headers)
 
 
 def no_content() -> web.Response:

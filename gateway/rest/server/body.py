@@ -14,8 +14,6 @@ from gateway.rest.server.overload import OverloadGuard
 from protocols.rest.content_coding import BodyDecoder, CodingError
 from protocols.rest.errors import RestError, too_large
 
-MIN_RATE: Final = 16 * 1024
-"""Average bytes a second that a body needs after the first time limit: a slowloris does not keep a slot for long."""
 TURN: Final = 16
 """Pieces of a coded body that are decoded before the loop gets control back."""
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -24,21 +22,24 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 class BodyReader:
     """Reads bodies within one set of limits."""
 
-    def __init__(self, overload: OverloadGuard, max_bytes: int, timeout_s: float, min_rate: int = MIN_RATE) -> None:
-        """Refuse bodies over `max_bytes`. Wait `timeout_s` seconds, and longer for bodies that come at `min_rate`."""
-        self.max_bytes = max_bytes
+    def __init__(self, overload: OverloadGuard, max_bytes: int, timeout_s: float, min_rate: int) -> None:
+        """Refuse bodies over `max_bytes`. Wait `timeout_s` seconds, and longer for bodies that come at `min_rate`.
+
+        That is the average in bytes a second after the first time limit: a slowloris does not keep a slot for long.
+        """
+        self._max_bytes = max_bytes
         self._overload = overload
         self._timeout_s = timeout_s
         self._min_rate = min_rate
 
-    async def read(self, request: web.BaseRequest, limit: int | None = None) -> bytes:
-        """Return the whole decoded body, of at most `limit` bytes (default `max_bytes`).
+    async def read(self, request: web.BaseRequest) -> bytes:
+        """Return the whole decoded body, of at most `max_bytes`.
 
         Raises:
             RestError: 400 for a body that is truncated in its framing or coding, 408 if it is too slow, 413 if it is
                 too large (before reading if its length is announced), 415 for an unknown coding.
         """
-        max_bytes = self.max_bytes if limit is None else limit
+        max_bytes = self._max_bytes
         content = request.content
         coding = check_coding(request)
         if coding is None and content.is_eof():  # the usual case: it came together with the head

@@ -12,7 +12,7 @@ from gateway.net.http_server import SERVER, HttpConnection
 from gateway.observe.tracing import RequestSpan
 from gateway.rest.server.audited import audit_change
 from gateway.rest.server.body import BodyReader, answer_expectation
-from gateway.rest.server.direct_requests import DirectOperation, Dispatcher, KnownRequest
+from gateway.rest.server.direct_requests import Accepts, Begin, Dispatcher, KnownRequest
 from gateway.rest.server.overload import OverloadGuard, ProduceSlot
 from gateway.rest.server.request_login import AuthenticatedClient
 from mapping.record import Headers
@@ -73,10 +73,12 @@ class Call:
         assert body is not None, "an operation without a body"
         return body_type(self.request.headers.get("Content-Type"), body.media)
 
-    async def body(self, limit: int | None = None) -> bytes:
-        """Return the whole body, validated against the contract; empty if the body is optional and was not sent.
+    async def unchecked_body(self) -> bytes:
+        """Return the whole body, not validated against the contract; see `BodyReader.read`."""
+        return await self._bodies.read(self.request)
 
-        The body has at most `limit` bytes, default `http.max_body_bytes`.
+    async def body(self) -> bytes:
+        """Return the whole body, validated against the contract; empty if the body is optional and was not sent.
 
         Raises:
             RestError: 400 for a wrong type or content (or the status that the schema names) or for a missing body;
@@ -89,7 +91,7 @@ class Call:
                 raise RestError(400, "Validation error on: the request has no body")
             return b""
         media = self.media
-        body = await self._bodies.read(self.request, limit)
+        body = await self.unchecked_body()
         if not body and not declared.required:
             return b""
         check_body(declared.media[media], body)
@@ -128,7 +130,7 @@ class Call:
             answer.headers.update(self.answer_headers)
         await answer.prepare(self.request)
 
-    async def stream(self, media: str, headers: Mapping[str, str] | None = None) -> web.StreamResponse:
+    async def stream(self, media: str) -> web.StreamResponse:
         """Start a 200 answer whose body is sent in pieces: `write` each to the result, and return it when done.
 
         `write` waits while the client reads too slowly. It raises ConnectionError when the client has closed the
@@ -136,9 +138,7 @@ class Call:
         """
         if self.operation.body is not None:
             self._send_continue()
-        answer = web.StreamResponse(
-            headers={"Content-Type": media, "Server": SERVER, "Cache-Control": "no-store", **(headers or {})}
-        )
+        answer = web.StreamResponse(headers={"Content-Type": media, "Server": SERVER, "Cache-Control": "no-store"})
         await self.begin(answer)
         return answer
 
@@ -149,8 +149,8 @@ class Call:
         fields = self.request.headers
         return trace_headers(fields.get("traceparent"), fields.get("tracestate"))
 
-    def serve_directly(self, operation: DirectOperation) -> None:
-        """Let `operation` serve later requests with this head on this connection, if nothing about it is unusual."""
+    def serve_directly(self, accepts: Accepts, begin: Begin) -> None:
+        """Let `begin` serve later requests with this head on this connection, if nothing about it is unusual."""
         request = self.request
         usual = (
             request.version == HttpVersion11
@@ -160,7 +160,7 @@ class Call:
             and not any(name in request.headers for name in _UNUSUAL)
         )
         if usual:
-            known = KnownRequest(request, self.operation.name, self._dispatcher, operation)
+            known = KnownRequest(request, self.operation.name, self._dispatcher, accepts, begin)
             self.connection.remember(request, known)
 
     def audit_change(self, what: str, on: str) -> None:

@@ -8,31 +8,27 @@ that needs no further header fields is written directly; the dispatcher writes e
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from aiohttp import hdrs, web
 
 from gateway.net.http_requests import Prepared, Request
 from gateway.net.http_server import HttpConnection
-from gateway.rest.server.answers import CONTROL_HEAD, control_answer
+from gateway.rest.server.answers import control_answer, direct_answer
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.overload import ProduceSlot
-from gateway.rest.server.quick_answer import MAX_COPIED_BYTES
 from gateway.rest.server.request_login import RequestLogin
 from gateway.security.authorization import Grant
 
+MAX_COPIED_BYTES: Final = 64 * 1024
+"""The longest body that is copied behind its head; a longer one would be in memory twice until it is read."""
 
-class DirectOperation(Protocol):
-    """An operation together with the parameters of one head."""
 
-    def accepts(self, size: int) -> bool:
-        """Whether a body of `size` bytes can be processed now without waiting. Has no effects."""
-        ...
-
-    def begin(self, request: DirectRequest, grant: Grant, body: bytes) -> None:
-        """Serve a request: answer it with one of its methods, now or later, or raise the error to answer with."""
-        ...
+Accepts = Callable[[int], bool]
+"""Tells whether a body of this size can be processed now without waiting. Has no effects."""
+Begin = Callable[["DirectRequest", Grant, bytes], None]
+"""Serves a request with this body: answers it with one of its methods, now or later, or raises the error for it."""
 
 
 class Dispatcher(Protocol):
@@ -58,21 +54,24 @@ class Dispatcher(Protocol):
 class KnownRequest:
     """All requests with one head (`net.http_server.DirectHandler`)."""
 
-    __slots__ = ("accepts_coding", "authorization", "dispatcher", "message", "name", "operation")
+    __slots__ = ("accepts", "accepts_coding", "authorization", "begin", "dispatcher", "message", "name")
 
-    def __init__(self, request: web.BaseRequest, name: str, dispatcher: Dispatcher, operation: DirectOperation) -> None:
+    def __init__(
+        self, request: web.BaseRequest, name: str, dispatcher: Dispatcher, accepts: Accepts, begin: Begin
+    ) -> None:
         """Serve requests with the head of `request`, which is for the operation `name`. See `Call.serve_directly`."""
         self.message = cast("Request", request).message
         self.authorization = request.headers.get(hdrs.AUTHORIZATION)
         self.accepts_coding = hdrs.ACCEPT_ENCODING in request.headers
         self.name = name
         self.dispatcher = dispatcher
-        self.operation = operation
+        self.accepts = accepts
+        self.begin = begin
 
     def serve(self, connection: HttpConnection, body: bytes) -> bool:
         """See `net.http_server.DirectHandler`."""
         dispatcher = self.dispatcher
-        if dispatcher.draining or connection.leaving or not self.operation.accepts(len(body)):
+        if dispatcher.draining or connection.leaving or not self.accepts(len(body)):
             return False
         client = dispatcher.login.known(connection, self.authorization)
         if client is None:
@@ -82,7 +81,7 @@ class KnownRequest:
         try:
             request.client = dispatcher.concurrency.enter(connection, client.grant.identity)
             dispatcher.limits.enter(connection, client.grant.identity)
-            self.operation.begin(request, client.grant, body)
+            self.begin(request, client.grant, body)
         except Exception as error:  # the dispatcher answers and logs it
             request.fail(error)
         return True
@@ -117,7 +116,7 @@ class DirectRequest:
         connection = self._end()
         if connection is not None:
             dispatcher.count(known.name, 200)
-            connection.answer_direct(CONTROL_HEAD.with_body(body))
+            connection.answer_direct(direct_answer(body))
 
     def answer_by(self, run: Callable[[], Awaitable[web.StreamResponse]]) -> None:
         """Let the dispatcher answer with the result or the error of `run`."""

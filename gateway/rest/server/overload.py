@@ -133,13 +133,9 @@ class ProduceSlot:
             await Turn.wait(self.pace, self, self.subject)
 
     @property
-    def _peer(self) -> str:
-        return self._connection.peer
-
-    @property
     def subject(self) -> str:
         """See `gateway.flow.Flowing`."""
-        return subject("http", self._principal, self._peer)
+        return subject("http", self._principal, self._connection.peer)
 
     @property
     def load(self) -> int:
@@ -152,7 +148,7 @@ class ProduceSlot:
         records = self.records if budget is None else budget.records
         return ConnectionFlow(
             protocol="http",
-            peer=self._peer,
+            peer=self._connection.peer,
             principal=shown(self._principal),
             subject=self.subject,
             bytes=self.load,

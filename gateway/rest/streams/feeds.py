@@ -122,7 +122,7 @@ class FeedSubscriber:
         sink: Sink,
         *,
         chosen: RecordFilter,
-        allowed: Permission | None,
+        subscribe: Permission,
         partition: int | None,
     ) -> None:
         """See `Feeds.join` for the arguments."""
@@ -132,9 +132,9 @@ class FeedSubscriber:
         self._form = form
         self._sink = sink
         self._chosen = chosen
-        self._allowed = allowed
+        self._allowed = None if subscribe.uniform(feed.topic) else subscribe
         self._partition = partition
-        self._everything = chosen.everything and allowed is None and partition is None
+        self._everything = chosen.everything and self._allowed is None and partition is None
         # Offsets by partition. None while they are the same as the feed's; empty if it has just fallen behind the live
         # reader, which knows them.
         self._own: dict[int, int] | None = None
@@ -226,13 +226,13 @@ class Feeds:
         start: Mapping[int, int],
         *,
         chosen: RecordFilter,
-        allowed: Permission | None = None,
-        partition: int | None = None,
+        subscribe: Permission,
+        partition: int | None,
     ) -> FeedSubscriber:
         """Open a stream. The sink may get records before this returns.
 
-        `start` has the offsets to start at, of all partitions or of `partition`. `allowed` checks the right for each
-        record's key; None allows all.
+        `start` has the offsets to start at, of all partitions or of `partition`. `subscribe` is the client's right,
+        which may depend on a record's key.
 
         Raises:
             Refused: As `LiveReader.watch`.
@@ -252,7 +252,7 @@ class Feeds:
         except BaseException:
             self._release(feed)
             raise
-        subscriber = FeedSubscriber(self, feed, form, sink, chosen=chosen, allowed=allowed, partition=partition)
+        subscriber = FeedSubscriber(self, feed, form, sink, chosen=chosen, subscribe=subscribe, partition=partition)
         # No await from here on: the live reader must not pass a record meanwhile.
         for number, offset in self.live_reader.positions(topic, subscriber).items():
             feed.offsets.setdefault(number, offset)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from flowcontrol.budget import Budget, ReceiverBudget
-from gateway.kafka.groups.membership import Membership
+from flowcontrol.budget import ReceiverBudget
+from gateway.kafka.groups.membership import Membership, OffsetReset
 from gateway.pauses import OUTGOING_BUDGET, pauses
-from gateway.spawn import Spawn
+from gateway.rest.services import RestServices
+from gateway.security.authorization import Grant
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter
+from protocols.rest.positions import BEGINNING
 
 DEMAND: Final = 100  # of a stream that is ready; it refuses records when it is not
 UNSETTLED_COST: Final = 512  # memory of an unsettled delivery in addition to its sent bytes
@@ -31,26 +33,35 @@ class Receiver(Protocol):
 
 
 class GroupSubscriber:
-    """A group's subscriber that delivers to one stream. It accepts no records before `joined`."""
+    """A group's subscriber that delivers to one stream. It accepts no records before it has joined."""
 
     lossy: Final = False
     position: Final = ""  # none: a group continues at its committed offsets
 
-    def __init__(self, receiver: Receiver, chosen: RecordFilter, spawn: Spawn, outgoing: Budget) -> None:
+    def __init__(self, receiver: Receiver, chosen: RecordFilter, services: RestServices) -> None:
         """Deliver the `chosen` records to `receiver`, and decline the others.
 
-        Another member gets a declined record; if no member wants it, it is settled. `outgoing` is the budget of all
-        receivers.
+        Another member gets a declined record; if no member wants it, it is settled.
         """
-        self._holding = ReceiverBudget(outgoing)
+        self._holding = ReceiverBudget(services.publisher.budgets.outgoing)
         self._receiver = receiver
         self._chosen = chosen
-        self._spawn = spawn
+        self._services = services
         self._membership: Membership | None = None
 
-    def joined(self, membership: Membership) -> None:
-        """Accept records from now on, as this member of the group."""
-        self._membership = membership
+    async def join(self, grant: Grant, group: str, topic: str, start: str | None) -> None:
+        """Join the client's group, and accept records from now on.
+
+        A group that has committed nothing starts at the beginning of the topic if `start` is `BEGINNING`, else at its
+        end.
+
+        Raises:
+            Refused: As `GroupNames.admit` and `Groups.join`.
+        """
+        services, group = self._services, grant.names.group(group)
+        await services.names.admit(grant, group, topic)
+        reset: OffsetReset = "earliest" if start == BEGINNING else "latest"
+        self._membership = await services.groups.join(group, [topic], self, offset_reset=reset)
         self._holding.gate.subscribe(self._share_changed)
         self.wake()
 
@@ -112,4 +123,11 @@ class GroupSubscriber:
         self._holding.hold(0)
         if membership is not None:
             self._holding.gate.unsubscribe(self._share_changed)  # it refers to us: no reference cycle may be left
-            self._spawn(membership.leave(failed=False))
+            self._services.spawn(membership.leave(failed=False))
+
+
+def is_refused(grant: Grant, topic: str, group: str | None) -> bool:
+    """Whether the client's rights do not allow a stream of this topic, or its share as a member of this group."""
+    if group is None:
+        return not grant.subscribe.some(topic)
+    return not grant.subscribe.whole_topic(topic) or grant.group("read", grant.names.group(group)) is False

@@ -9,14 +9,13 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from gateway.flow import Window, shown
-from gateway.kafka.groups.membership import OffsetReset
 from gateway.pauses import NO_CREDIT, Pause
 from gateway.pauses import UNSETTLED as TOO_MUCH
 from gateway.rest.consume.start_positions import find_span
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds, FeedSubscriber
-from gateway.rest.streams.group_subscriber import GroupSubscriber
+from gateway.rest.streams.group_subscriber import GroupSubscriber, is_refused
 from gateway.security.authorization import Grant
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter, view_line
@@ -130,51 +129,39 @@ class Subscription:
     @property
     def is_refused(self) -> bool:
         """Whether the client's current rights do not allow this subscription."""
-        grant, topic, group = self._grant, self._topic, self._message.group
-        if group is None:
-            return not grant.subscribe.some(topic)
-        return not grant.subscribe.whole_topic(topic) or grant.group("read", grant.names.group(group)) is False
+        return is_refused(self._grant, self._topic, self._message.group)
 
     async def join(self) -> None:
         """Start to read.
 
         Raises:
-            Refused: As `find_span`, `LiveReader.watch`, `GroupNames.admit` and `Groups.join`.
+            Refused: As `find_span`, `Feeds.join` and `GroupSubscriber.join`.
             RestError: As `find_span`.
         """
-        message, readers = self._message, self._readers
-        topic = self._topic
+        message, readers, grant = self._message, self._readers, self._grant
+        source: FeedSubscriber | GroupSubscriber
         if message.group is not None:
-            group = self._grant.names.group(message.group)
-            reset: OffsetReset = "earliest" if message.start == BEGINNING else "latest"
-            await readers.services.names.admit(self._grant, group, topic)
-            services = readers.services
-            member = GroupSubscriber(self, self._chosen, services.spawn, services.publisher.budgets.outgoing)
-            membership = await readers.services.groups.join(group, [topic], member, offset_reset=reset)
-            if self._left:
-                await membership.leave(failed=False)
-                return
-            self._stream.send(subscribed(self.name, None))
-            self._source = member
-            member.joined(membership)
-            return
-        span = await find_span(readers.services.lookup, topic, self._wanted, END)
-        subscribe = self._grant.subscribe
-        subscriber = await readers.feeds.join(
-            topic,
-            readers.forms.of(message.format, self.name, self._grant.names),
-            self,
-            span.start,
-            chosen=self._chosen,
-            allowed=None if subscribe.uniform(topic) else subscribe,
-            partition=self._wanted.partition,
-        )
+            source = GroupSubscriber(self, self._chosen, readers.services)
+            await source.join(grant, message.group, self._topic, message.start)
+            position = None
+        else:
+            span = await find_span(readers.services.lookup, self._topic, self._wanted, END)
+            source = await readers.feeds.join(
+                self._topic,
+                readers.forms.of(message.format, self.name, grant.names),
+                self,
+                span.start,
+                chosen=self._chosen,
+                subscribe=grant.subscribe,
+                partition=self._wanted.partition,
+            )
+            position = format_position(span.start)
         if self._left:
-            subscriber.leave()
+            source.leave()
             return
-        self._source = subscriber
-        self._stream.send(subscribed(self.name, format_position(span.start)))
-        subscriber.wake()
+        self._source = source
+        self._stream.send(subscribed(self.name, position))
+        source.wake()
 
     def leave(self) -> None:
         """Stop reading; unsettled records return to the group."""

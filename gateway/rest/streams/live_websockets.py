@@ -41,7 +41,7 @@ from gateway.rest.streams.live_subscription import LiveForms, Readers, Subscript
 from gateway.security.authorization import Grant
 from gateway.security.expiry import Expiry
 from gateway.statistics import counter, gauge
-from mapping.rest.incoming import standard_headers, to_records
+from mapping.rest.incoming import to_records
 from protocols.connection import ConnectionClosed, ConnectionFailed
 from protocols.rest.errors import SHUTTING_DOWN, RestError, busy
 from protocols.rest.live_connection import LiveConnection
@@ -84,6 +84,7 @@ class LiveSession:
     """One connection; a `pump.Handler`."""
 
     pump: Pump
+    load: Final = 0  # it has no budget of its own; it pauses at `MAX_UNANSWERED` unanswered messages
 
     def __init__(
         self,
@@ -169,11 +170,6 @@ class LiveSession:
     def _presence_name(self) -> str:
         """The principal with the tenant's prefix."""
         return self.grant.names.mqtt(self.grant.identity.name)
-
-    @property
-    def load(self) -> int:
-        """Return 0: a WebSocket has no budget of its own; it pauses at `MAX_UNANSWERED` unanswered messages."""
-        return 0
 
     def flow(self) -> ConnectionFlow | None:
         """See `gateway.flow.Flowing`."""
@@ -279,7 +275,7 @@ class LiveSession:
             topic=topic,
             partition=message.partition,
             limit=live.services.config.max_records,
-            headers=standard_headers(message.format, grant.identity.name),
+            principal=grant.identity.name,
         )
         live.counts.records_in_total += len(records)
         if self._reading is not None:

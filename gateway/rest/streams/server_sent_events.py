@@ -20,7 +20,6 @@ from aiohttp import web
 
 from gateway.clients import ClientView, SubscriptionView
 from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
-from gateway.kafka.groups.membership import OffsetReset
 from gateway.limits.brakes import SendingPause
 from gateway.limits.limits import ClientLimits
 from gateway.net.writes import Writes
@@ -31,7 +30,7 @@ from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds, FeedSubscriber, Form
-from gateway.rest.streams.group_subscriber import GroupSubscriber
+from gateway.rest.streams.group_subscriber import GroupSubscriber, is_refused
 from gateway.rest.streams.stream_socket import StreamSocket, begin_stream
 from gateway.security.authorization import Grant
 from gateway.security.expiry import Expiry
@@ -133,13 +132,7 @@ class EventStream:
 
     def rights_changed(self) -> None:
         """End the stream if the client's changed rights no longer allow it."""
-        grant, topic, group = self.grant, self._topic, self._group
-        if group is None:
-            refused = not grant.subscribe.some(topic)
-        else:
-            group = grant.names.group(group)
-            refused = not grant.subscribe.whole_topic(topic) or grant.group("read", group) is False
-        if refused:
+        if is_refused(self.grant, self._topic, self._group):
             self.end()
 
     # drain.Departing
@@ -313,10 +306,7 @@ class EventStreams(OperationSet):
         self.presence = HttpPresence(services.presence, services.wall_clock)
         self.counts = StreamsStatistics()
         self._config = services.config
-        self._spawn = services.spawn
-        self._lookup = services.lookup
-        self._groups = services.groups
-        self._names = services.names
+        self._services = services
         self._feeds = feeds
         self._streams: set[EventStream] = set()
         self._draining = False
@@ -342,14 +332,14 @@ class EventStreams(OperationSet):
                 stream.source = await self._join_group(call, topic, chosen, stream)
             else:
                 start = wanted(query, call.header_values().get("Last-Event-ID"))
-                span = await find_span(self._lookup, topic, start, END)
+                span = await find_span(self._services.lookup, topic, start, END)
                 stream.source = await self._feeds.join(
                     topic,
                     stream.form,
                     stream,
                     span.start,
                     chosen=chosen,
-                    allowed=None if subscribe.uniform(topic) else subscribe,
+                    subscribe=subscribe,
                     partition=start.partition,
                 )
             if self._draining:
@@ -381,11 +371,8 @@ class EventStreams(OperationSet):
         start = query.get("from", END)
         if start not in (BEGINNING, END):
             raise unprocessable("A group can only start at the beginning or the end - at query parameter `from`")
-        reset: OffsetReset = "earliest" if start == BEGINNING else "latest"
-        group = call.grant.names.group(query["group"])
-        await self._names.admit(call.grant, group, topic)
-        subscriber = GroupSubscriber(stream, chosen, self._spawn, self.outgoing)
-        subscriber.joined(await self._groups.join(group, [topic], subscriber, offset_reset=reset))
+        subscriber = GroupSubscriber(stream, chosen, self._services)
+        await subscriber.join(call.grant, query["group"], topic, start)
         return subscriber
 
     def forget(self, stream: EventStream) -> None:

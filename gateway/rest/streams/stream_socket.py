@@ -46,8 +46,8 @@ class StreamSocket(asyncio.Protocol):
     """The connection of one endless answer."""
 
     __slots__ = (
-        "_closed", "_ending", "_entrance", "_outgoing", "_paused", "_pending", "_size", "_transport", "_unread",
-        "_user", "_waiting", "_writes", "busy", "has_capacity", "total",
+        "_closed", "_ending", "_entrance", "_outgoing", "_paused", "_pending", "_size", "_unread",
+        "_user", "_waiting", "_writes", "busy", "has_capacity", "total", "transport",
     )  # fmt: skip
 
     def __init__(self, writes: Writes, outgoing: Budget, user: StreamUser) -> None:
@@ -56,7 +56,7 @@ class StreamSocket(asyncio.Protocol):
         self._outgoing = outgoing
         self._unread: Unread | None = None  # while the client reads slowly
         self._user = user
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None  # None before `begin` and after the connection is closed
         self._pending: list[bytes] = []
         self._size = 0
         self._waiting = False
@@ -69,7 +69,7 @@ class StreamSocket(asyncio.Protocol):
 
     def begin(self, transport: asyncio.Transport, entrance: Entrance) -> None:
         """Take over the socket, which was accepted at `entrance`."""
-        self._transport = transport
+        self.transport = transport
         self._entrance = entrance
         transport.set_protocol(self)
         transport.set_write_buffer_limits(high=UNCOUNTED, low=LOW)
@@ -80,15 +80,6 @@ class StreamSocket(asyncio.Protocol):
         elif self._pending:
             self.flush_now()
 
-    @property
-    def transport(self) -> asyncio.Transport | None:
-        """The transport; None before `begin` and after the connection is closed."""
-        return self._transport
-
-    @transport.setter
-    def transport(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-
     def send(self, data: bytes) -> None:
         """Write complete chunks of the answer soon."""
         self._pending.append(data)
@@ -96,20 +87,20 @@ class StreamSocket(asyncio.Protocol):
         self.total += len(data)
         if self._size >= HIGH:
             self.has_capacity = False
-        if not self._waiting and self._transport is not None and not self._closed:
+        if not self._waiting and self.transport is not None and not self._closed:
             self._waiting = True
             self._writes.add(self)
 
     def flush_now(self) -> None:
         """Write the collected bytes (`writes.Flushed`)."""
         self._waiting = False
-        if self._closed or self._transport is None or not self._pending:
+        if self._closed or self.transport is None or not self._pending:
             return
         data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
         self._pending.clear()
         self._size = 0
         self.busy = True
-        self._transport.write(data)
+        self.transport.write(data)
         if self._unread is not None:
             self._count_unread(self._unread)
         if not self.has_capacity and not self._paused:
@@ -119,11 +110,11 @@ class StreamSocket(asyncio.Protocol):
     def end(self) -> None:
         """Write the collected bytes and the end of the answer, and close."""
         self._ending = True
-        if self._closed or self._transport is None:
+        if self._closed or self.transport is None:
             return
         self.flush_now()
-        self._transport.write(LAST_CHUNK)
-        self._transport.close()
+        self.transport.write(LAST_CHUNK)
+        self.transport.close()
 
     @property
     def closed(self) -> bool:
@@ -132,20 +123,20 @@ class StreamSocket(asyncio.Protocol):
 
     def abort(self) -> None:
         """Abort the connection."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     @property
     def unwritten(self) -> int:
         """Unsent bytes here and in the transport."""
-        return self._size + (0 if self._transport is None else self._transport.get_write_buffer_size())
+        return self._size + (0 if self.transport is None else self.transport.get_write_buffer_size())
 
     def acknowledged(self) -> int:
         """Return a lower bound for the number of sent bytes that the peer's TCP stack has acknowledged.
 
         It is a lower bound because the kernel counts unacknowledged bytes on the wire, which TLS makes more.
         """
-        transport = self._transport
+        transport = self.transport
         if transport is None:
             return 0
         waiting = self.unwritten
@@ -166,7 +157,7 @@ class StreamSocket(asyncio.Protocol):
         self._count_unread(self._unread)
 
     def _count_unread(self, unread: Unread) -> None:
-        if self._transport is None or unread.count(self._transport.get_write_buffer_size()) or self._paused:
+        if self.transport is None or unread.count(self.transport.get_write_buffer_size()) or self._paused:
             return
         self._paused = True
         self.has_capacity = False
@@ -194,7 +185,7 @@ class StreamSocket(asyncio.Protocol):
             self.has_capacity = False
             self._forget_unread()
             self._pending.clear()
-            self._transport = None
+            self.transport = None
             self._entrance.connections -= 1
             user = self._user
             del self._user  # it refers to this socket: no reference cycle may be left

@@ -50,6 +50,7 @@ LOAN: Final = [acl for acl in ACLS if acl.name == LENT]
 REFRESH_S: Final = 1.0
 IN_TIME_S: Final = 6.0
 WAIT_S: Final = 60
+CONTROL: Final = {"Content-Type": "application/vnd.kafka.v2+json"}
 RECORDS: Final = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 
 
@@ -308,6 +309,9 @@ async def test_a_right_that_is_withdrawn_ends_what_its_client_does(gateway: Gate
         )  # fmt: skip
         assert await relay_refuses()
         assert await in_thread(receive)
+        for dialect in ("", "/v2"):
+            async with http.post(f"{dialect}{consumer}/offsets", headers=CONTROL) as committed:
+                assert committed.status == 403
         assert (subscriber.disconnected.value, worker.disconnected.value) == (0x87, 0x87)
         assert publisher.disconnected is None
         assert await publisher.publish(f"{EXACT}/x") == 0

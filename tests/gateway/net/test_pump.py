@@ -12,26 +12,20 @@ from typing import Any, cast
 import pytest
 
 from gateway.config import Address
-from gateway.net.listener import ListenError, PumpServer
+from gateway.net.listener import ListenError
 from gateway.net.pump import Pump
 from gateway.net.reading import LITTLE_S, PIECE
 from gateway.net.writes import WRITES_PER_TURN, Writes
 from gateway.pauses import PROCESS_BUDGET
-from tests.support.lines import Echo, Lines
+from tests.support.lines import EchoServer
 from tests.support.listeners import listening
 from tests.support.waiting import wait_until
 
 
 class Server:
     def __init__(self, group: asyncio.TaskGroup, patience: float | None) -> None:
-        self.sessions: list[Echo] = []
-
-        def make(lost: Any) -> Pump:
-            lines = Lines(patience)
-            self.sessions.append(Echo(lines))
-            return Pump(lines, self.sessions[-1], group.create_task, asyncio.get_running_loop().time, lost)
-
-        self.listener = PumpServer("mqtt", make)
+        self.listener = EchoServer(group.create_task, patience)
+        self.sessions = self.listener.sessions
         listening(self.listener)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -144,7 +138,7 @@ async def test_a_failing_session_costs_its_own_connection_only() -> None:
 
 async def test_an_address_in_use_is_named_with_its_key() -> None:
     async with serving() as server:
-        twice = PumpServer("amqp", lambda lost: None)  # type: ignore[arg-type,return-value]
+        twice = EchoServer(asyncio.create_task)
         listening(twice, Address(server.listener.bound), key="amqp.address")
         with pytest.raises(ListenError) as caught:
             await twice.start()

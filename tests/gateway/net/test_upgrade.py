@@ -15,11 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Address, SecurityConfig
-from gateway.net.listener import ListenError, PumpServer
-from gateway.net.pump import Pump
+from gateway.net.listener import ListenError
 from gateway.net.upgrade import WebSocketEndpoint, WebSocketServer
 from gateway.security.origins import Origins
-from tests.support.lines import Echo, Lines
+from tests.support.lines import EchoServer
 from tests.support.listeners import listening
 from tests.support.waiting import wait_until
 from tests.support.websocket import BINARY, CLOSE, PING, PONG, TEXT, close_frame, frame, handshake, parse
@@ -29,14 +28,8 @@ class Server:
     """A WebSocket listener for two subprotocols with the same meaning, of which the first is preferred."""
 
     def __init__(self, group: asyncio.TaskGroup, tls: ssl.SSLContext | None, timeout_s: float) -> None:
-        self.sessions: list[Echo] = []
-
-        def make(lost: Any) -> Pump:
-            lines = Lines()
-            self.sessions.append(Echo(lines))
-            return Pump(lines, self.sessions[-1], group.create_task, asyncio.get_running_loop().time, lost)
-
-        self.listener = PumpServer("mqtt", make)
+        self.listener = EchoServer(group.create_task)
+        self.sessions = self.listener.sessions
         origins = Origins(SecurityConfig(origins=("https://good.example",)))
         endpoint = WebSocketEndpoint(dict.fromkeys(("mqtt", "mqttv3.1"), self.listener), origins)
         self.listening = WebSocketServer("mqtt_websocket", endpoint, SecurityConfig(), handshake_timeout_s=timeout_s)

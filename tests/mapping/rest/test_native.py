@@ -14,9 +14,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadtest.bench.http_mutated import compare
+from loadtest.bench.http_mutated import compare, in_python
+from loadtest.bench.http_mutated import fate as fate_of
 from mapping.record import Record
-from mapping.rest import _native, plain
+from mapping.rest import _native
+from mapping.rest.incoming import Target
 from protocols.rest.errors import RestError
 from protocols.rest.media import Format
 from protocols.rest.requests import decode_json, decode_text
@@ -75,7 +77,9 @@ def test_json_has_the_same_fate(entries: list[Any], before: str, behind: str, as
     separators = (f"{before},{behind}", f"{behind}:{before}")
     body = json.dumps({"records": entries}, separators=separators, ensure_ascii=ascii_only).encode()
     decoded = decode_json(body, 100)
-    assert fate(_native.json_records, decoded) == fate(plain.json_records, decoded)
+    target = Target("topic", 2, HEADERS, (), Format.JSON)
+    made = fate_of(_native.json_records, decoded, "topic", 2, HEADERS, target.json_record)
+    assert made == fate_of(in_python, target.json_record, decoded)
 
 
 @given(entries_of(st.none() | WORD | BASE64 | DAMAGED), st.booleans())
@@ -85,8 +89,11 @@ def test_json_has_the_same_fate(entries: list[Any], before: str, behind: str, as
 @example([{"value": "===="}], True)
 @example([{"value": "="}], True)
 def test_text_and_base64_have_the_same_fate(entries: list[Any], binary: bool) -> None:
-    decoded = decode_text(json.dumps({"records": entries}).encode(), 100, Format.BINARY if binary else Format.TEXT)
-    assert fate(_native.text_records, decoded, binary) == fate(plain.text_records, decoded, binary)
+    embedded = Format.BINARY if binary else Format.TEXT
+    decoded = decode_text(json.dumps({"records": entries}).encode(), 100, embedded)
+    target = Target("topic", 2, HEADERS, (), embedded)
+    made = fate_of(_native.text_records, decoded, "topic", 2, HEADERS, target.text_record, binary)
+    assert made == fate_of(in_python, target.text_record, decoded)
 
 
 def test_thousands_of_mutations_have_the_same_fate() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.rest.server.openapi_pages import load_contract
-from mapping.rest.incoming import standard_headers, to_records
+from mapping.rest.incoming import to_records
 from protocols.rest.contract import check_body
 from protocols.rest.errors import RestError
 from protocols.rest.media import RECORD_TYPES, Format
@@ -58,10 +58,9 @@ def test_the_fast_checks_and_the_contract_agree(
     declared = OPERATIONS[operation].body
     assert declared is not None
     text = json.dumps(body).encode()
-    headers = standard_headers(embedded, "x")
 
     def read() -> None:
-        to_records(text, embedded, topic="t", partition=partition, limit=100, headers=headers)
+        to_records(text, embedded, topic="t", partition=partition, limit=100, principal="x")
 
     contract = verdict(lambda: check_body(declared.media[RECORD_TYPES[embedded]], text))
     fast = verdict(read)

@@ -20,8 +20,7 @@ def records_of(
     body: Any, embedded: Format = Format.JSON, partition: int | None = None, trace: Headers = ()
 ) -> list[Record]:
     raw = body if isinstance(body, bytes) else json.dumps({"records": body}).encode()
-    headers = standard_headers(embedded, "anonymous")
-    return to_records(raw, embedded, topic="t", partition=partition, limit=1000, headers=headers, trace=trace)
+    return to_records(raw, embedded, topic="t", partition=partition, limit=1000, principal="anonymous", trace=trace)
 
 
 def received(record: Record, **changes: Any) -> Received:

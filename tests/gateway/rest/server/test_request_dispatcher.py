@@ -79,7 +79,7 @@ class Echo(OperationSet):
 def app_of(*modules: OperationSet) -> RequestDispatcher:
     limits = RequestLimits(Limits(LimitsConfig(), time.monotonic, ()))
     overload = OverloadGuard(None, limits, 10)  # type: ignore[arg-type]  # nothing here publishes
-    bodies = BodyReader(overload, 1000, 20.0)
+    bodies = BodyReader(overload, 1000, 20.0, 16 * 1024)
     login = RequestLogin(AccessList(), Origins(SecurityConfig()))
     return RequestDispatcher(
         Contract(assemble([CONTRACT])),
