@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, Final, TypeVar
 
 from aiokafka import errors
 from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.admin import DescribeConfigsRequest
-from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.config import KafkaConfig
 from gateway.kafka.cluster.topic_info import CONFIG_NAMES, TopicInfo, configured, info_of
@@ -103,9 +102,6 @@ class _Wait:
 
 T = TypeVar("T")
 
-Partitions = list[tuple[Any, ...]]
-"""A topic's partitions in metadata that aiokafka has decoded."""
-
 _ERRORS: Final[dict[type[Exception], Outcome]] = {
     errors.TopicAuthorizationFailedError: Outcome.DENIED,
     errors.ClusterAuthorizationFailedError: Outcome.DENIED,
@@ -151,26 +147,25 @@ class TopicQueries:
 
     async def heartbeat(self) -> None:
         """Send an empty metadata request to see whether Kafka answers."""
-        await self.request(MetadataRequest([], allow_auto_topic_creation=False))
+        await self.request(wire.metadata_request(()))
 
     async def all_topics(self) -> wire.Metadata:
         """Return the metadata of all topics."""
         metadata: wire.Metadata = await self.request(wire.metadata_request(None))
         return metadata
 
-    async def describe(self, names: Iterable[str], node: int | None = None) -> dict[str, Partitions | Refused]:
-        """Return the topics' partitions, or why there are none, by the metadata of broker `node`, or of any broker."""
-        asked = list(names)
-        answers: dict[str, Partitions | Refused] = {
-            name: Refused(Outcome.UNKNOWN_TOPIC, f"Topic {name} not found") for name in asked
+    async def describe(self, names: Collection[str], node: int | None = None) -> dict[str, wire.Topic | Refused]:
+        """Return the topics, or why there are none, by the metadata of broker `node`, or of any broker."""
+        answers: dict[str, wire.Topic | Refused] = {
+            name: Refused(Outcome.UNKNOWN_TOPIC, f"Topic {name} not found") for name in names
         }
-        response = await self.request(MetadataRequest(asked, allow_auto_topic_creation=False), node)
-        for code, name, _, partitions in response.topics:
-            if name in answers and code != errors.UnknownTopicOrPartitionError.errno:
-                answers[name] = refused_by(code, f"topic {name}") if code else list(partitions)
+        metadata: wire.Metadata = await self.request(wire.metadata_request(names), node)
+        for name, topic in metadata.topics.items():
+            if name in answers and topic.error != errors.UnknownTopicOrPartitionError.errno:
+                answers[name] = refused_by(topic.error, f"topic {name}") if topic.error else topic
         return answers
 
-    async def search(self, names: Iterable[str]) -> dict[str, Partitions | Refused]:
+    async def search(self, names: Collection[str]) -> dict[str, wire.Topic | Refused]:
         """Like `describe`, but a topic is unknown only if no broker knows it: metadata of some may be behind."""
         answers = await self.describe(names)
         for node in await self._nodes():
@@ -232,7 +227,7 @@ class TopicQueries:
         await self._client.stop()
 
 
-def _is_unknown(found: Partitions | Refused) -> bool:
+def _is_unknown(found: wire.Topic | Refused) -> bool:
     return isinstance(found, Refused) and found.outcome is Outcome.UNKNOWN_TOPIC
 
 
