@@ -149,13 +149,6 @@ class _ListOffsetsRequest(EncodedRequest):
     API_VERSION = 2
 
 
-class FetchRequest(EncodedRequest):
-    """A fetch with sessions (KIP-227, version 7); the answer may name a nearer replica (KIP-392, version 11)."""
-
-    API_KEY = 1
-    API_VERSION = 11
-
-
 def metadata_request(topics: Collection[str] | None) -> EncodedRequest:
     """Request the metadata of some topics, or of all (None), without creating any. The answer is a `Metadata`."""
     return _MetadataRequest(topics)
@@ -222,7 +215,7 @@ def read_offsets(data: bytes) -> Iterable[tuple[TopicPartition, int, int]]:
     """Decode the answer to `list_offsets_request`: partition, error code, and offset or `NO_OFFSET`."""
     (count,), at = _INT32.unpack_from(data, 4), 8
     for _ in range(count):
-        topic, at = read_text(data, at)
+        topic, at = _read_text(data, at)
         (partitions,) = _INT32.unpack_from(data, at)
         end = at + 4 + partitions * _OFFSET.size
         for number, error, _, offset in _OFFSET.iter_unpack(memoryview(data)[at + 4 : end]):
@@ -242,7 +235,7 @@ def fetch_body(
     committed: bool,
     rack: str = "",
 ) -> bytes:
-    """Encode the body of a `FetchRequest`.
+    """Encode the body of a fetch request in version 11.
 
     `session` is the session's id and the epoch of this fetch. `positions` are the offsets of partitions that are new
     to the session or whose offset has changed, `forgotten` those to remove from it. The broker may wait `wait_ms` for
@@ -273,7 +266,7 @@ def _text(value: str) -> bytes:
     return _INT16.pack(len(encoded)) + encoded
 
 
-def read_text(data: bytes, at: int) -> tuple[str | None, int]:
+def _read_text(data: bytes, at: int) -> tuple[str | None, int]:
     """Return a nullable string and the position after it."""
     (size,) = _INT16.unpack_from(data, at)
     at += 2
