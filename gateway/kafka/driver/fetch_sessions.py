@@ -101,7 +101,7 @@ class _Answer(msgspec.Struct, eq=False):
 
 
 class _Fetch(wire.EncodedRequest):
-    """A fetch in flight: with a session (KIP-227, version 7), its answer may name nearer replicas (KIP-392, version 11)."""
+    """A fetch in flight, with a session (KIP-227, version 7) and nearer replicas (KIP-392, version 11)."""
 
     API_KEY = 1
     API_VERSION = 11
