@@ -48,14 +48,23 @@ REPLIES: Final = "replies"  # the topic of temporary queues; it may exist alread
 
 
 class Plan(NamedTuple):
-    """Parameters."""
+    """Parameters.
+
+    Attributes:
+        seconds: the duration.
+        at_once: connections at the same time.
+        seed: of all random choices.
+        first: number of the first conversation; each depends only on the seed and its number.
+        warm_up: share of the time before the first measurement.
+        silent: share of conversations that end in silence, which the gateway must close.
+    """
 
     seconds: float = 600.0
     at_once: int = 20
     seed: int = 0
-    first: int = 0  # number of the first conversation; each depends only on the seed and its number
-    warm_up: float = 0.2  # share of the time before the first measurement
-    silent: float = 0.005  # share of conversations that end in silence, which the gateway must close
+    first: int = 0
+    warm_up: float = 0.2
+    silent: float = 0.005
 
 
 class Outcome(NamedTuple):

@@ -23,7 +23,13 @@ LEAST: Final = 8 * 1024 * 1024
 
 
 class Plan(NamedTuple):
-    """Parameters: rounds, records, and bytes of each value."""
+    """Parameters.
+
+    Attributes:
+        rounds: how often all records are read.
+        records: read in each round.
+        size: bytes of a record's value.
+    """
 
     rounds: int = 20
     records: int = 400_000

@@ -30,9 +30,15 @@ FILES: Final = 65_536
 
 
 class Crowd(NamedTuple):
-    """The number of connections, of sessions, of messages for each, and of sessions that reconnect.
+    """Parameters.
 
-    `settle` is the pause in seconds before the gateway is measured.
+    Attributes:
+        connections: idle ones.
+        sessions: offline ones.
+        backlog: messages queued for each session.
+        returning: sessions that reconnect to get them.
+        payload: bytes.
+        settle: seconds before each measurement.
     """
 
     connections: int = 10_000
