@@ -42,7 +42,7 @@ class GatewayProcess:
         """Prepare a gateway without starting it.
 
         Args:
-            directory: for its log, ready file and data.
+            directory: for its log, ready file and data; made if it does not exist.
             bootstrap: Kafka's address. None uses the embedded broker.
             environment: settings, `TRIVIUM_...`.
             processors: processors it may run on (Linux).
@@ -51,6 +51,7 @@ class GatewayProcess:
         """
         self.addresses: dict[str, Any] = {}
         self.starts = 0
+        directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / "gateway.log"
         self._directory = directory
         self._bootstrap = bootstrap

@@ -217,9 +217,8 @@ class Presence:
         self._bootstrap = bootstrap
         self._gateways: list[GatewayProcess] = []
         for number in range(plan.gateways):
-            place = directory / f"gateway-{number + 1}"
-            place.mkdir(parents=True, exist_ok=True)
             environment = {"TRIVIUM_PRESENCE__TOPIC": self._topic}
+            place = directory / f"gateway-{number + 1}"
             self._gateways.append(GatewayProcess(place, bootstrap, environment=environment))
         self._devices = [Device(f"{self._run}-{number}", kept=number % KEPT == 0) for number in range(plan.devices)]
         self._alive = set(range(plan.gateways))

@@ -146,11 +146,10 @@ class Rolling:
         self._plan = plan
         self._say = say
         self._bootstrap = bootstrap
-        self._gateways: list[GatewayProcess] = []
-        for number in range(GATEWAYS):
-            place = directory / f"gateway-{number + 1}"
-            place.mkdir(parents=True, exist_ok=True)
-            self._gateways.append(GatewayProcess(place, bootstrap, environment=environment))
+        self._gateways = [
+            GatewayProcess(directory / f"gateway-{number + 1}", bootstrap, environment=environment)
+            for number in range(GATEWAYS)
+        ]
 
     async def run(self) -> Rolled:
         """Start everything, restart each gateway, verify."""
