@@ -167,7 +167,7 @@ async def fair_shares(options: argparse.Namespace) -> int:
         if options.only not in kind:
             continue
         async with own_gateway(options, environment=limit_rules) as (gateway, _):
-            alone, flooded = await fair.beside(gateway, plan)
+            alone, flooded = await fair.beside_greedy(gateway, plan)
         rows += [{"": f"{kind}: alone"} | alone.row(), {"": f"{kind}: {plan.greedy} greedy clients"} | flooded.row()]
         problems += fair.check(alone, flooded)
     if options.only in "crowd":

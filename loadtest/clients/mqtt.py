@@ -24,7 +24,7 @@ from loadtest.clients.mqtt_wire import (
     text,
 )
 from loadtest.clients.pace import Pace
-from loadtest.clients.sender import OnAck, Sender, WindowedSender
+from loadtest.clients.sender import OnAck, Sender, WindowedSender, ignore
 
 Login = tuple[str | None, str | None]
 PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
@@ -68,7 +68,7 @@ class Publisher(WindowedSender):
         client_id: str,
         packets: Sequence[bytes],
         pace: Pace,
-        on_ack: OnAck,
+        on_ack: OnAck = ignore,
         *,
         qos: int = 1,
         login: Login = (None, None),

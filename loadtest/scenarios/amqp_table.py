@@ -9,7 +9,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
@@ -17,6 +16,7 @@ from aiokafka import AIOKafkaProducer
 from loadtest.clients.amqp import Sender, transfers
 from loadtest.clients.amqp_messages import Kind, encodings, jms_text, many_keys, minimal, typical
 from loadtest.clients.amqp_receiver import Receiver
+from loadtest.clients.joining import join, join_all
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, process_cpu
@@ -91,7 +91,7 @@ class Draining(NamedTuple):
             for number in range(self.receivers)
         ]
         cpu, began = process_cpu(gateway.pid), time.perf_counter()
-        await _attach(receivers, gateway)
+        await join_all(receivers, gateway.address("amqp"), lambda one: one.attached)
         wanted = len(payloads) * (1 if self.queue else self.receivers)
         await _received(receivers, wanted)
         cpu = process_cpu(gateway.pid) - cpu
@@ -134,13 +134,11 @@ class Through(NamedTuple):
             latencies.record(now - due_at[numbers[payload[:HEADER_BYTES]]])
 
         receiver = Receiver(f"{topic}-receiver", topic, size=SIZE, on_message=on_message)
-        await _attach([receiver], gateway)
-        pace = Pace(self.window, None)
-        sender = await _connect_sender(gateway, topic, payloads, pace)
+        await (await join(receiver, gateway.address("amqp"))).attached
+        sender = await _connect_sender(gateway, topic, payloads, self.window)
         due_at = sender.due_at
         cpu, began = process_cpu(gateway.pid), time.perf_counter()
-        pace.start()
-        sender.push()
+        sender.start()
         await sender.finished
         sent = time.perf_counter() - began
         await _received([receiver], len(payloads))
@@ -178,11 +176,9 @@ class RoundTrip(NamedTuple):
                     began = time.perf_counter()
                     await producer.send_and_wait(topic, payload)
                     alone.record(time.perf_counter() - began)
-                pace = Pace(1, None)
-                sender = await _connect_sender(gateway, topic, payloads, pace)
+                sender = await _connect_sender(gateway, topic, payloads, 1)
                 used = process_cpu(gateway.pid)
-                pace.start()
-                sender.push()
+                sender.start()
                 await sender.finished
                 cpu += process_cpu(gateway.pid) - used
                 sender.close()
@@ -260,22 +256,10 @@ async def _store(kafka: str, topic: str, payloads: list[bytes]) -> None:
             await asyncio.gather(*waiting)
 
 
-async def _connect_sender(gateway: GatewayProcess, topic: str, payloads: list[bytes], pace: Pace) -> Sender:
-    make = partial(Sender, f"{topic}-sender", topic, transfers(payloads), pace, lambda first, behind: None)
-    _, sender = await asyncio.get_running_loop().create_connection(make, *gateway.address("amqp"))
-    await sender.connected
+async def _connect_sender(gateway: GatewayProcess, topic: str, payloads: list[bytes], window: int) -> Sender:
+    sender = Sender(f"{topic}-sender", topic, transfers(payloads), Pace(window, None))
+    await sender.join(gateway.address("amqp"))
     return sender
-
-
-async def _attach(receivers: list[Receiver], gateway: GatewayProcess) -> None:
-    loop = asyncio.get_running_loop()
-    for receiver in receivers:
-        await loop.create_connection(partial(_same, receiver), *gateway.address("amqp"))
-    await asyncio.gather(*(receiver.attached for receiver in receivers))
-
-
-def _same(receiver: Receiver) -> Receiver:
-    return receiver
 
 
 async def _received(receivers: list[Receiver], wanted: int) -> None:
