@@ -272,13 +272,9 @@ async def _most_in_flight(gateway: GatewayProcess) -> AsyncIterator[list[int]]:
     most = [0]
 
     async def look() -> None:
-        async with aiohttp.ClientSession() as http:
-            while True:
-                async with http.get(f"http://{gateway.addresses['management']}/metrics") as answer:
-                    for line in (await answer.text()).splitlines():
-                        if line.startswith("trivium_publisher_bytes_in_flight "):
-                            most[0] = max(most[0], int(float(line.split()[1])))
-                await asyncio.sleep(0.5)
+        while True:
+            most[0] = max(most[0], int((await gateway.metrics()).get("trivium_publisher_bytes_in_flight", 0)))
+            await asyncio.sleep(0.5)
 
     async with beside(look()):
         yield most

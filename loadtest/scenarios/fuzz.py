@@ -17,11 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from loadtest.beside import beside
 from loadtest.clients.amqp_damage import damaged
 from loadtest.clients.amqp_record import Pieces, record
 from loadtest.clients.kept_amqp import KeptSender
 from loadtest.clients.topics import create_topic
-from loadtest.gateway import GatewayProcess, process_resident
+from loadtest.gateway import GatewayProcess, process_descriptors, process_resident
 from loadtest.numbering import Numbering
 
 CLOSE_S: Final = 60.0  # from our half-close to the gateway's close
@@ -121,12 +122,11 @@ class Fuzz:
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(honest.run())
-            pushing = tasks.create_task(_push(honest))
-            await self._storm(self._plan.seconds * self._plan.warm_up)  # caches fill, Kafka's connections open
-            before = await self._look(1)
-            await self._storm(self._plan.seconds * (1 - self._plan.warm_up))
-            after = await self._look(1)
-            pushing.cancel()
+            async with beside(_push(honest)):
+                await self._storm(self._plan.seconds * self._plan.warm_up)  # caches fill, Kafka's connections open
+                before = await self._look(1)
+                await self._storm(self._plan.seconds * (1 - self._plan.warm_up))
+                after = await self._look(1)
             with contextlib.suppress(TimeoutError):
                 await _until(lambda: honest.finished)
             honest.stop()
@@ -167,7 +167,7 @@ class Fuzz:
         """Return (descriptors, resident bytes) when only `honest` connections are left."""
         await _until(lambda: _connections(self._gateway.address("amqp")[1]) <= honest)
         await asyncio.sleep(QUIET_S)
-        return _descriptors(self._gateway.pid), process_resident(self._gateway.pid)
+        return process_descriptors(self._gateway.pid), process_resident(self._gateway.pid)
 
     async def _converse(self, number: int) -> None:
         """Run one hostile connection, with one of the ways to end it."""
@@ -248,10 +248,6 @@ async def _read_some(reader: asyncio.StreamReader, seconds: float) -> int:
             return len(await reader.read(65536))
     except TimeoutError:
         return 0
-
-
-def _descriptors(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def _connections(port: int) -> int:

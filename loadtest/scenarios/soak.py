@@ -212,16 +212,9 @@ class Soak:
 
     async def _look(self, began: float) -> Sample:
         pid = self._gateway.pid
-        host, port = self._gateway.address("management")
         tasks = -1
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http,
-                http.get(f"http://{host}:{port}/metrics") as answer,
-            ):
-                for line in (await answer.text()).splitlines():
-                    if line.startswith(f"{TASKS} "):
-                        tasks = int(float(line.split()[1]))
+            tasks = int((await self._gateway.metrics()).get(TASKS, -1))
         return Sample(
             round(time.perf_counter() - began, 1),
             process_resident(pid),

@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaProducer
 
 from loadtest.beside import beside
 from loadtest.clients.mqtt_wire import Splitter, connect_packet, publish_packet
+from loadtest.clients.pace import at_rate
 from loadtest.gateway import GatewayProcess
 from loadtest.report import Latencies
 from loadtest.spark.filling import fill, in_turn
@@ -183,12 +184,8 @@ async def _measured(bootstrap: str, mqtt: tuple[str, int], topics: Topics, rate:
 
 
 async def _publish(client: Client, topic: str, rate: int) -> None:
-    number, began = 0, time.monotonic()
-    while True:
-        for _ in range(int((time.monotonic() - began) * rate) - number):
-            number += 1
-            client.publish(f"{topic}/d{number % 50}")
-        await asyncio.sleep(0.005)
+    async for number in at_rate(rate, 0.005):
+        client.publish(f"{topic}/d{number % 50}")
 
 
 async def _produce(producer: AIOKafkaProducer, topic: str, latencies: Latencies, rate: int) -> None:
