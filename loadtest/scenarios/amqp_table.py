@@ -6,10 +6,9 @@ For the use of processors see `table`.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
@@ -23,7 +22,7 @@ from loadtest.gateway import GatewayProcess, process_cpu
 from loadtest.numbering import HEADER_BYTES, Numbering
 from loadtest.report import Latencies
 from loadtest.scenarios.steady import Load, send, verify_load
-from loadtest.scenarios.table import beside_aiokafka
+from loadtest.scenarios.table import Columns, Row, best_of
 from loadtest.verify import Ledger
 
 SIZE: Final = 100  # payload bytes
@@ -31,8 +30,6 @@ PARTITIONS: Final = 3
 PATIENCE_S: Final = 10.0  # missing messages are lost after this time without a delivery
 ROUND_TRIPS: Final = 4  # alternations between Kafka alone and the gateway
 WARMING: Final = 1_500_000  # messages
-
-Columns = dict[str, Any]
 
 
 class Sending(NamedTuple):
@@ -44,7 +41,7 @@ class Sending(NamedTuple):
     kind: Kind = minimal
 
     async def run(self, gateway: GatewayProcess, share: float) -> Columns:
-        """Run it."""
+        """See `Row`."""
         numbering, ledger = Numbering(), Ledger()
         topic = f"amqp-in-{numbering.run}"
         await create_topic(gateway.kafka, topic, PARTITIONS)
@@ -79,7 +76,7 @@ class Draining(NamedTuple):
     queue: bool = False
 
     async def run(self, gateway: GatewayProcess, share: float) -> Columns:
-        """Run it."""
+        """See `Row`."""
         numbering = Numbering()
         topic = f"amqp-out-{numbering.run}"
         await create_topic(gateway.kafka, topic, PARTITIONS)
@@ -121,7 +118,7 @@ class Through(NamedTuple):
     window: int
 
     async def run(self, gateway: GatewayProcess, share: float) -> Columns:
-        """Run it."""
+        """See `Row`."""
         numbering = Numbering()
         topic = f"amqp-through-{numbering.run}"
         await create_topic(gateway.kafka, topic, PARTITIONS)
@@ -162,7 +159,7 @@ class RoundTrip(NamedTuple):
     messages: int
 
     async def run(self, gateway: GatewayProcess, share: float) -> Columns:
-        """Run it."""
+        """See `Row`."""
         numbering = Numbering()
         topic = f"amqp-one-{numbering.run}"
         await create_topic(gateway.kafka, topic, PARTITIONS)
@@ -192,7 +189,7 @@ class RoundTrip(NamedTuple):
         }
 
 
-ROWS: Final[dict[str, Sending | Draining | Through | RoundTrip]] = {
+ROWS: Final[Mapping[str, Row]] = {
     "in, 10 links x 1,000": Sending(10, 1000, 600_000),
     "in, 10 links x 1,000, 100 keys": Sending(10, 1000, 400_000, many_keys),
     "in, 10 links x 1,000, typical": Sending(10, 1000, 300_000, typical),
@@ -213,24 +210,12 @@ ROWS: Final[dict[str, Sending | Draining | Through | RoundTrip]] = {
 async def measure(
     gateway: GatewayProcess, rounds: int, share: float, wanted: str, say: Callable[[str], None]
 ) -> list[Columns]:
-    """Run the rows whose name contains `wanted`; see `table.measure`.
+    """Measure the rows about AMQP; see `table.best_of`.
 
     The first run does not count, because the broker's JVM is still compiling.
     """
     await Sending(10, 1000, WARMING).run(gateway, share)
-    found = [await beside_aiokafka(gateway, rounds, share, say)]
-    for name, row in ROWS.items():
-        if wanted not in name:
-            continue
-        best: Columns | None = None
-        for number in range(rounds):
-            columns = await row.run(gateway, share)
-            say(f"{name}, round {number + 1}: {columns}")
-            if best is None or columns["cpu us"] < best["cpu us"]:
-                best = {"": name, **columns, "load": round(os.getloadavg()[0], 1)}
-        assert best is not None
-        found.append(best)
-    return found
+    return await best_of(ROWS, gateway, rounds, share, wanted=wanted, say=say)
 
 
 def _faults(lost: int, doubled: int, errors: int = 0) -> Columns:
