@@ -24,6 +24,7 @@ from loadtest.clients.kept_amqp import KeptSender
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, process_descriptors, process_resident
 from loadtest.numbering import Numbering
+from loadtest.waiting import until
 
 CLOSE_S: Final = 60.0  # from our half-close to the gateway's close
 SILENCE_S: Final = 45.0  # from our silence to the gateway's close: see `SETTINGS`; its limit for an open is 10 s
@@ -128,7 +129,7 @@ class Fuzz:
                 await self._storm(self._plan.seconds * (1 - self._plan.warm_up))
                 after = await self._look(1)
             with contextlib.suppress(TimeoutError):
-                await _until(lambda: honest.finished)
+                await until(lambda: honest.finished, "the honest client is answered", SETTLED_S, _POLL_S)
             honest.stop()
         self._check(honest, log_before, before, after)
         return Outcome(
@@ -165,7 +166,12 @@ class Fuzz:
 
     async def _look(self, honest: int) -> tuple[int, int]:
         """Return (descriptors, resident bytes) when only `honest` connections are left."""
-        await _until(lambda: _connections(self._gateway.address("amqp")[1]) <= honest)
+        await until(
+            lambda: _connections(self._gateway.address("amqp")[1]) <= honest,
+            "the others are closed",
+            SETTLED_S,
+            _POLL_S,
+        )
         await asyncio.sleep(QUIET_S)
         return process_descriptors(self._gateway.pid), process_resident(self._gateway.pid)
 
@@ -216,13 +222,6 @@ class Fuzz:
         else:
             self._closed += 1
         return answered
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; TimeoutError after `SETTLED_S`."""
-    async with asyncio.timeout(SETTLED_S):
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(_POLL_S)
 
 
 async def _push(honest: KeptSender) -> None:
