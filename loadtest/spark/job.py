@@ -73,6 +73,8 @@ class Job:
     @property
     def reports(self) -> list[dict[str, Any]]:
         """The output lines of all its runs so far."""
+        if not self._output.exists():  # not started yet
+            return []
         with self._output.open("rb") as output:
             output.seek(self._read)
             new = output.read()
