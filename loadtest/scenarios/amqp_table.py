@@ -17,7 +17,7 @@ from loadtest.clients.amqp_messages import Kind, encodings, jms_text, many_keys,
 from loadtest.clients.amqp_receiver import Receiver
 from loadtest.clients.joining import join, join_all
 from loadtest.clients.pace import Pace
-from loadtest.clients.topics import create_topic
+from loadtest.clients.topics import create_topic, store
 from loadtest.gateway import GatewayProcess, process_cpu
 from loadtest.numbering import HEADER_BYTES, Numbering
 from loadtest.report import Latencies
@@ -81,7 +81,7 @@ class Draining(NamedTuple):
         topic = f"amqp-out-{numbering.run}"
         await create_topic(gateway.kafka, topic, PARTITIONS)
         payloads = [numbering.payload(0, number, SIZE) for number in range(int(self.messages * share))]
-        await _store(gateway.kafka, topic, payloads)
+        await store(gateway.kafka, topic, PARTITIONS, payloads)
         address = f"{topic}/group.id/{topic}" if self.queue else topic
         receivers = [
             Receiver(f"{topic}-{number}", address, size=SIZE, settled=self.settled, first=not self.queue)
@@ -222,23 +222,6 @@ def _faults(lost: int, doubled: int, errors: int = 0) -> Columns:
     """Return columns for violations; those that are 0 are omitted, except `lost`."""
     others = {"doubled": doubled, "errors": errors}
     return {"lost": lost, **{name: count for name, count in others.items() if count}}
-
-
-async def _store(kafka: str, topic: str, payloads: list[bytes]) -> None:
-    """Store messages in a topic, round robin over its partitions."""
-    async with AIOKafkaProducer(
-        bootstrap_servers=kafka, acks="all", enable_idempotence=True, max_batch_size=65536
-    ) as producer:
-        for partition in range(PARTITIONS):
-            waiting = []
-            batch = producer.create_batch()
-            for payload in payloads[partition::PARTITIONS]:
-                if batch.append(key=None, value=payload, timestamp=None) is None:
-                    waiting.append(await producer.send_batch(batch, topic, partition=partition))
-                    batch = producer.create_batch()
-                    batch.append(key=None, value=payload, timestamp=None)
-            waiting.append(await producer.send_batch(batch, topic, partition=partition))
-            await asyncio.gather(*waiting)
 
 
 async def _connect_sender(gateway: GatewayProcess, topic: str, payloads: list[bytes], window: int) -> Sender:

@@ -263,8 +263,7 @@ class Soak:
         quality = QUALITIES[number % len(QUALITIES)] if protocol == "mqtt" else 1
         prefix = f"{self._numbering.run}-{protocol}-{number}"
         load = Load(
-            protocol, f"{self._gateway.address(protocol)[0]}:{self._gateway.address(protocol)[1]}", topic,
-            plan.connections, size=plan.size, qos=quality,
+            protocol, self._gateway.addresses[protocol], topic, plan.connections, size=plan.size, qos=quality,
         )  # fmt: skip
         got = [0] * len(readers)
         moved = loop.time()
