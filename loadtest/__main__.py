@@ -11,10 +11,10 @@ import contextlib
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import uvloop
 
@@ -50,6 +50,24 @@ from loadtest.scenarios.steady import PROTOCOLS
 from loadtest.scenarios.table import make_way
 from loadtest.scenarios.table import measure as mqtt_table
 
+P = TypeVar("P")
+
+
+@contextlib.asynccontextmanager
+async def own_kafka(options: argparse.Namespace) -> AsyncIterator[tuple[Path, str, GatewayProcess | None]]:
+    """Yield a directory, Kafka's address, and without `--bootstrap` the gateway without clients that hosts Kafka."""
+    directory = own_directory(options)
+    if options.bootstrap:
+        yield directory, options.bootstrap, None
+    else:
+        host = GatewayProcess(directory / "kafka", None)
+        try:
+            await host.start()
+            yield directory, host.kafka, host
+        finally:
+            await host.stop()
+    say(f"logs: {directory}")
+
 
 @contextlib.asynccontextmanager
 async def own_gateway(
@@ -58,24 +76,20 @@ async def own_gateway(
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[tuple[GatewayProcess, GatewayProcess | None]]:
     """Start a gateway, and without `--bootstrap` a host of a Kafka that survives the gateway."""
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
-    for part in ("kafka", "gateway"):
-        (directory / part).mkdir(parents=True, exist_ok=True)
-    # A second gateway without clients only hosts the broker.
-    host = None if options.bootstrap else GatewayProcess(directory / "kafka", None)
-    gateway = None
-    try:
-        if host is not None:
-            await host.start()
-        bootstrap = host.kafka if host is not None else options.bootstrap
+    async with own_kafka(options) as (directory, bootstrap, host):
         gateway = GatewayProcess(directory / "gateway", bootstrap, processors=processors, environment=environment)
-        await gateway.start()
-        yield gateway, host
-    finally:
-        for process in (gateway, host):
-            if process is not None:
-                await process.stop()
-    print(f"logs: {directory}", file=sys.stderr)
+        try:
+            await gateway.start()
+            yield gateway, host
+        finally:
+            await gateway.stop()
+
+
+def own_directory(options: argparse.Namespace) -> Path:
+    """Return the directory for logs and data, which exists."""
+    directory: Path = options.directory or Path(tempfile.mkdtemp(prefix=f"trivium-{options.scenario}-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
 
 
 def say(text: str) -> None:
@@ -83,8 +97,13 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def conclude(options: argparse.Namespace, report: Report, problems: list[str]) -> int:
-    """Print and write the report; return the exit code."""
+def conclude(
+    options: argparse.Namespace, title: str, rows: Iterable[dict[str, Any]], problems: list[str], *, lines: bool = False
+) -> int:
+    """Print and write the report of these rows, see `Report`; return the exit code."""
+    report = Report(title, lines=lines)
+    for row in rows:
+        report.add(**row)
     report.print()
     for problem in problems:
         print(problem, file=sys.stderr)
@@ -98,71 +117,57 @@ async def kills(options: argparse.Namespace) -> int:
     async with own_gateway(options) as (gateway, host):
         scenario: Round | amqp_kills.AmqpRound
         if options.protocol == "amqp":
-            amqp_plan = amqp_kills.Plan(**chosen(options, amqp_kills.Plan._fields))
-            scenario = amqp_kills.AmqpRound(gateway, amqp_plan, say, host)
+            scenario = amqp_kills.AmqpRound(gateway, chosen(options, amqp_kills.Plan), say, host)
         else:
-            scenario = Round(gateway, Plan(**chosen(options, Plan._fields)), say)
+            scenario = Round(gateway, chosen(options, Plan), say)
         outcome = await scenario.run()
-    report = Report(f"kills, {options.protocol}")
-    report.add(**outcome.row())
-    return conclude(options, report, outcome.problems)
+    return conclude(options, f"kills, {options.protocol}", [outcome.row()], outcome.problems)
 
 
 async def fuzz(options: argparse.Namespace) -> int:
     """Run scenario `fuzz`; 0 if the gateway was not harmed."""
     async with own_gateway(options, environment=SETTINGS) as (gateway, _):
-        outcome = await Fuzz(gateway, Storm(**chosen(options, Storm._fields)), say).run()
-    report = Report("fuzz, AMQP")
-    report.add(**outcome.row())
-    return conclude(options, report, outcome.problems)
+        outcome = await Fuzz(gateway, chosen(options, Storm), say).run()
+    return conclude(options, "fuzz, AMQP", [outcome.row()], outcome.problems)
 
 
 async def sse(options: argparse.Namespace) -> int:
     """Run scenario `sse`; 0 if every listener received everything in time."""
     allow_files()
-    crowd = events.Crowd(**chosen(options, ("listeners", "messages", "rate", "size", "late")))
+    crowd = chosen(options, events.Crowd)
     async with own_gateway(options, None if options.unpinned else make_way()) as (gateway, _):
         mqtt, http = gateway.address("mqtt"), gateway.address("http")
         result = await events.listen(gateway.kafka, mqtt, http, crowd, gateway.pid)
-    report = Report("server-sent events")
-    report.add(listeners=crowd.listeners, rate=crowd.rate, **result.row())
-    return conclude(options, report, result.problems)
+    row = {"listeners": crowd.listeners, "rate": crowd.rate, **result.row()}
+    return conclude(options, "server-sent events", [row], result.problems)
 
 
 async def everything(options: argparse.Namespace) -> int:
     """Run scenario `many-topics`."""
     async with own_gateway(options) as (gateway, _):
         measured = many_topics.Measured(gateway.address("mqtt"), gateway.pid, gateway.kafka)
-        row = await many_topics.measure(
-            measured, many_topics.Plan(**chosen(options, ("topics", "partitions", "others", "filters", "idle_s")))
-        )
-    report = Report("many topics")
-    report.add(**row)
-    return conclude(options, report, [])
+        row = await many_topics.measure(measured, chosen(options, many_topics.Plan))
+    return conclude(options, "many topics", [row], [])
 
 
 async def many_of_all(options: argparse.Namespace) -> int:
     """Run scenario `many`; 0 if the modest client was not delayed."""
-    plan = many.Plan(**chosen(options, many.Plan._fields))
     allow_files()
     async with own_gateway(options, environment=many.SETTINGS) as (gateway, _):
-        found = await many.Many(gateway, plan).measure()
-    report = Report("many", lines=True)
-    for one in found:
-        report.add(**one.row())
-    return conclude(options, report, many.check(found))
+        found = await many.Many(gateway, chosen(options, many.Plan)).measure()
+    return conclude(options, "many", [one.row() for one in found], many.check(found), lines=True)
 
 
 async def fair_shares(options: argparse.Namespace) -> int:
     """Run scenario `fair`; 0 if no client had more than its fair share."""
-    plan = fair.Plan(**chosen(options, fair.Plan._fields))
+    plan = chosen(options, fair.Plan)
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
     for kind, limit_rules in (("beside", None), ("beside, limited", fair.LIMITED)):
         if options.only not in kind:
             continue
         async with own_gateway(options, environment=limit_rules) as (gateway, _):
-            alone, flooded = await fair.beside(gateway, plan)
+            alone, flooded = await fair.beside_greedy(gateway, plan)
         rows += [{"": f"{kind}: alone"} | alone.row(), {"": f"{kind}: {plan.greedy} greedy clients"} | flooded.row()]
         problems += fair.check(alone, flooded)
     if options.only in "crowd":
@@ -188,41 +193,30 @@ async def fair_shares(options: argparse.Namespace) -> int:
             rates = await fair.idle(gateway, plan)
         for links, rate in zip((0, plan.links), rates, strict=True):
             rows.append({"": f"one AMQP link beside {links} idle ones", "per second": rate})
-    report = Report("fair shares", lines=True)
-    for row in rows:
-        report.add(**row)
-    return conclude(options, report, problems)
+    return conclude(options, "fair shares", rows, problems, lines=True)
 
 
 async def limit(options: argparse.Namespace) -> int:
     """Run scenario `limits`; 0 if each limit was met."""
-    plan = limits.Plan(**chosen(options, limits.Plan._fields))
+    plan = chosen(options, limits.Plan)
     found: list[limits.Passed] = []
     async with own_gateway(options, environment=limits.settings(plan)) as (gateway, _):
         for name in limits.PARTS:
             if options.only in name:
                 found.append(await limits.measure(gateway, name, plan))
                 say(f"{name}: {found[-1].bytes_s / 1000:.1f} kB/s")
-    report = Report("limits", lines=True)
-    for one in found:
-        report.add(**one.row(plan))
-    return conclude(options, report, limits.check(found, plan))
+    return conclude(options, "limits", [one.row(plan) for one in found], limits.check(found, plan), lines=True)
 
 
 async def compare_windows(options: argparse.Namespace) -> int:
     """Run scenario `windows`; 0 if the adaptive window is as good as required."""
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-windows-"))
-    plan = windows.Plan(**chosen(options, windows.Plan._fields))
-    report = Report("windows", lines=True)
-    for row in await windows.measure(directory, plan, options.only, say):
-        report.add(**row)
-    return conclude(options, report, windows.check_windows(report.rows))
+    rows = await windows.measure(own_directory(options), chosen(options, windows.Plan), options.only, say)
+    return conclude(options, "windows", rows, windows.check_windows(rows), lines=True)
 
 
 async def soak_gateway(options: argparse.Namespace) -> int:
     """Run scenario `soak`; 0 if nothing was lost and every curve is flat."""
-    names = ("minutes", "messages", "course", "connections", "size", "interval", "settle")
-    plan = soak.Plan(**chosen(options, names))
+    plan = chosen(options, soak.Plan)
     plan = plan._replace(rate=options.rate or None, protocols=tuple(options.protocol or PROTOCOLS))
     async with own_gateway(options) as (gateway, _):
         soaked = await soak.Soak(gateway, plan, say).run()
@@ -231,104 +225,67 @@ async def soak_gateway(options: argparse.Namespace) -> int:
     soak.write_samples(table, soaked.samples)
     soak.draw(plot, soaked.samples, plan.settle)
     say(f"samples: {table}, {plot}")
-    report = Report(f"soak, {', '.join(plan.protocols)}")
-    report.add(**soaked.row())
-    return conclude(options, report, soaked.problems)
+    return conclude(options, f"soak, {', '.join(plan.protocols)}", [soaked.row()], soaked.problems)
 
 
 async def faults(options: argparse.Namespace) -> int:
     """Run scenario `faults`; 0 if every fault was handled as required."""
     allow_files()
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-faults-"))
-    plan = bench.Plan(**chosen(options, bench.Plan._fields))
-    outcomes = await run_faults(directory, plan, options.only, say, secured=options.secured)
+    directory = own_directory(options)
+    outcomes = await run_faults(directory, chosen(options, bench.Plan), options.only, say, secured=options.secured)
     say(f"report: {directory / 'faults.md'}, {directory / 'faults.html'}")
-    report = Report("faults")
-    for outcome in outcomes:
-        report.add(**outcome.row())
-    return conclude(options, report, [f"{one.fault.name}: {text}" for one in outcomes for text in one.problems])
+    problems = [f"{one.fault.name}: {text}" for one in outcomes for text in one.problems]
+    return conclude(options, "faults", [one.row() for one in outcomes], problems)
 
 
 async def roll(options: argparse.Namespace) -> int:
     """Run scenario `rolling`; 0 if nothing was lost and no client was away for long."""
     allow_files()
-    plan = rolling.Plan(**chosen(options, rolling.Plan._fields))
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-rolling-"))
-    (directory / "kafka").mkdir(parents=True, exist_ok=True)
-    host = None if options.bootstrap else GatewayProcess(directory / "kafka", None)
-    try:
-        if host is not None:
-            await host.start()
-        bootstrap = host.kafka if host is not None else options.bootstrap
+    plan = chosen(options, rolling.Plan)
+    async with own_kafka(options) as (directory, bootstrap, _):
         rolled = await rolling.Rolling(directory, bootstrap, plan, say).run()
-    finally:
-        if host is not None:
-            await host.stop()
-    say(f"logs: {directory}")
-    report = Report("rolling restart", lines=True)
-    report.add(**rolled.row())
-    return conclude(options, report, rolled.problems(plan))
+    return conclude(options, "rolling restart", [rolled.row()], rolled.problems(plan), lines=True)
 
 
 async def run_presence(options: argparse.Namespace) -> int:
     """Run scenario `presence`; 0 if the topic finally agrees with every client."""
     allow_files()
-    plan = presence.Plan(**chosen(options, presence.Plan._fields))
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-presence-"))
-    (directory / "kafka").mkdir(parents=True, exist_ok=True)
-    host = None if options.bootstrap else GatewayProcess(directory / "kafka", None)
-    try:
-        if host is not None:
-            await host.start()
-        bootstrap = host.kafka if host is not None else options.bootstrap
-        shown = await presence.Presence(directory, bootstrap, plan, say).run()
-    finally:
-        if host is not None:
-            await host.stop()
-    say(f"logs: {directory}")
-    report = Report("presence", lines=True)
-    report.add(**shown.row())
-    return conclude(options, report, shown.problems[:20])
+    async with own_kafka(options) as (directory, bootstrap, _):
+        shown = await presence.Presence(directory, bootstrap, chosen(options, presence.Plan), say).run()
+    return conclude(options, "presence", [shown.row()], shown.problems[:20], lines=True)
 
 
 async def recover(options: argparse.Namespace) -> int:
     """Run scenario `recovery`; 0 if all records were recovered."""
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
-    (directory / "gateway").mkdir(parents=True, exist_ok=True)
+    directory = own_directory(options)
     gateway = GatewayProcess(directory / "gateway", None)
     try:
-        outcome = await recovery.Recovery(gateway, recovery.Plan(**chosen(options, recovery.Plan._fields)), say).run()
+        outcome = await recovery.Recovery(gateway, chosen(options, recovery.Plan), say).run()
     finally:
         await gateway.stop()
         recovery.clear(directory)
     say(f"logs: {directory}")
-    report = Report("recovery of the embedded Kafka", lines=True)
-    report.add(**outcome.row())
-    return conclude(options, report, outcome.problems)
+    return conclude(options, "recovery of the embedded Kafka", [outcome.row()], outcome.problems, lines=True)
 
 
 async def flood_topics(options: argparse.Namespace) -> int:
     """Run scenario `topics`; 0 if every limit was reported correctly, and other clients were served."""
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-load-"))
-    directory.mkdir(parents=True, exist_ok=True)
-    plan = topic_flood.Plan(**chosen(options, topic_flood.Plan._fields))
-    parts, problems = await topic_flood.Flood(directory, plan, say).run()
+    directory = own_directory(options)
+    parts, problems = await topic_flood.Flood(directory, chosen(options, topic_flood.Plan), say).run()
     say(f"logs: {directory}")
-    report = Report("topics that clients make")
-    for part in parts:
-        report.add(**part.row())
-    return conclude(options, report, problems)
+    return conclude(options, "topics that clients make", [part.row() for part in parts], problems)
 
 
 async def reads(options: argparse.Namespace) -> int:
     """Run scenario `reads`; 0 if everything was read and no memory was kept."""
-    plan = http_reads.Plan(**chosen(options, http_reads.Plan._fields))
+    plan = chosen(options, http_reads.Plan)
     async with own_gateway(options) as (gateway, _):
         rounds = await http_reads.read(gateway, plan, say)
-    report = Report("reads, HTTP", lines=True)
-    for number, one in enumerate(rounds, 1):
-        report.add(round=number, records=one.records, **{"rss MiB": one.resident / 1024 / 1024, "cpu s": one.cpu})
-    return conclude(options, report, http_reads.check(rounds, plan))
+    rows = [
+        {"round": number, "records": one.records, "rss MiB": one.resident / 1024 / 1024, "cpu s": one.cpu}
+        for number, one in enumerate(rounds, 1)
+    ]
+    return conclude(options, "reads, HTTP", rows, http_reads.check(rounds, plan), lines=True)
 
 
 async def memory(options: argparse.Namespace) -> int:
@@ -336,39 +293,34 @@ async def memory(options: argparse.Namespace) -> int:
     allow_files()
     if options.protocol == "amqp":
         return await memory_of_amqp(options)
-    crowd = Crowd(**chosen(options, Crowd._fields))
+    crowd = chosen(options, Crowd)
     async with own_gateway(options) as (gateway, _):
         weight = await weigh(Scales(gateway.address("mqtt"), gateway.pid, gateway.kafka), crowd, say)
-    report = Report("memory")
-    report.add(**weight.row(crowd))
-    return conclude(options, report, weight.problems)
+    return conclude(options, "memory", [weight.row(crowd)], weight.problems)
 
 
 async def silent(options: argparse.Namespace) -> int:
     """Run scenario `idle`; 0 if every client stayed connected."""
     allow_files()
-    asked = idle.Plan(**chosen(options, idle.Plan._fields))
+    asked = chosen(options, idle.Plan)
     plan = idle.fitting(asked)
     if plan != asked:
         say(f"the limit of open files allows {plan.connections:,} of {asked.connections:,} connections")
     async with own_gateway(options, None if options.unpinned else make_way()) as (gateway, _):
         scales = Scales(gateway.address("mqtt"), gateway.pid, gateway.kafka)
         rows = await idle.Idle(scales, gateway.address("management"), plan, say).measure()
-    report = Report("idle connections, MQTT", lines=True)
-    for row in rows:
-        report.add(**row)
-    return conclude(options, report, [f"{row['gone']} connections were lost" for row in rows if row["gone"]])
+    problems = [f"{row['gone']} connections were lost" for row in rows if row["gone"]]
+    return conclude(options, "idle connections, MQTT", rows, problems, lines=True)
 
 
 async def memory_of_amqp(options: argparse.Namespace) -> int:
     """Run scenario `memory` for AMQP connections."""
-    crowd = amqp_memory.Crowd(**chosen(options, ("connections", "settle", "at_once")))
+    crowd = chosen(options, amqp_memory.Crowd)
     async with own_gateway(options, environment=amqp_memory.SETTINGS) as (gateway, _):
         scales = Scales(gateway.address("amqp"), gateway.pid, gateway.kafka)
         found = await amqp_memory.weigh_amqp(scales, gateway.address("http"), crowd, say)
-    report = Report("memory, AMQP: bytes for each idle connection")
-    report.add(connections=crowd.connections, **{name: round(size) for name, size in found.items()})
-    return conclude(options, report, [])
+    row = {"connections": crowd.connections, **{name: round(size) for name, size in found.items()}}
+    return conclude(options, "memory, AMQP: bytes for each idle connection", [row], [])
 
 
 async def table(options: argparse.Namespace) -> int:
@@ -378,12 +330,9 @@ async def table(options: argparse.Namespace) -> int:
     measure, name = TABLES[options.scenario]
     async with own_gateway(options, processors) as (gateway, _):
         rows = await measure(gateway, options.rounds, options.share, options.only, say)
-    report = Report(f"{name}, one gateway process", lines=True)
-    for row in rows:
-        report.add(**row)
     bad = ("lost", "doubled", "out of order", "errors")
     problems = [f"{row['']}: {name} {row[name]}" for row in rows for name in bad if row.get(name)]
-    return conclude(options, report, problems)
+    return conclude(options, f"{name}, one gateway process", rows, problems, lines=True)
 
 
 async def sized(options: argparse.Namespace) -> int:
@@ -395,9 +344,10 @@ async def sized(options: argparse.Namespace) -> int:
         return await commands.sized(options, say, gateway)
 
 
-def chosen(options: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options of these names that were given."""
-    return {name: value for name in names if (value := getattr(options, name)) is not None}
+def chosen(options: argparse.Namespace, plan: type[P]) -> P:
+    """Return a plan, a named tuple, with the options that were given for its fields."""
+    fields: tuple[str, ...] = plan._fields  # type: ignore[attr-defined]
+    return plan(**{name: value for name in fields if (value := getattr(options, name, None)) is not None})
 
 
 TABLES: Final = {"table": (mqtt_table, "MQTT"), "amqp": (amqp_table.measure, "AMQP")}

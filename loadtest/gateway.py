@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+
+import aiohttp
 
 from loadtest.child import command_line
 from loadtest.start import start_process
@@ -17,6 +20,7 @@ from loadtest.start import start_process
 LISTENERS: Final = ("mqtt", "amqp", "http", "management")
 START_S: Final = 180.0  # the embedded Kafka may take 120
 STOP_S: Final = 20.0
+METRICS_S: Final = 30.0
 _POLL_S: Final = 0.01
 _BUGS: Final = ("Traceback", "was contained", "exception was never retrieved", "Task was destroyed", "Unclosed")
 
@@ -42,7 +46,7 @@ class GatewayProcess:
         """Prepare a gateway without starting it.
 
         Args:
-            directory: for its log, ready file and data.
+            directory: for its log, ready file and data; made if it does not exist.
             bootstrap: Kafka's address. None uses the embedded broker.
             environment: settings, `TRIVIUM_...`.
             processors: processors it may run on (Linux).
@@ -51,6 +55,7 @@ class GatewayProcess:
         """
         self.addresses: dict[str, Any] = {}
         self.starts = 0
+        directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / "gateway.log"
         self._directory = directory
         self._bootstrap = bootstrap
@@ -133,6 +138,14 @@ class GatewayProcess:
         assert self._process is not None
         return self._process.pid
 
+    async def metrics(self) -> dict[str, float]:
+        """Return its metrics: values by name with labels. Raises ClientError or TimeoutError if it does not answer."""
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=METRICS_S)) as http,
+            http.get(f"http://{self.addresses['management']}/metrics") as answer,
+        ):
+            return read_metrics(await answer.text())
+
     async def kill(self) -> None:
         """Send SIGKILL, like a crash."""
         await self._end(signal.SIGKILL)
@@ -153,6 +166,22 @@ class GatewayProcess:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(how)
             await self._process.wait()
+
+
+def read_metrics(text: str) -> dict[str, float]:
+    """Read the metrics of an answer of `/metrics`: values by name with labels."""
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in lines}
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Stop a process with SIGSTOP during the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def process_cpu(pid: int) -> float:

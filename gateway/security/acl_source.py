@@ -112,11 +112,11 @@ class AclSource:
 
     async def _use(self, answer: bytes) -> None:
         """Apply the ACLs of a response if they have changed."""
-        acls = read_acls(answer)
+        # Decoding and compiling a hundred thousand ACLs take a second, so they do not run in the event loop.
+        acls = await asyncio.to_thread(read_acls, answer)
         self._last = answer[THROTTLE_BYTES:]
         if self._book is not None and self._book.acls == AclBook.relevant(acls):
             return  # same ACLs in another order
-        # Compiling a hundred thousand ACLs takes a second, so it does not run in the event loop.
         book = await asyncio.to_thread(AclBook, acls, self._principal, everyone=self._everyone, before=self._book)
         self._counts.acls = len(book.acls)
         self._counts.changes_total += self._book is not None

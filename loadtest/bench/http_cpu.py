@@ -182,7 +182,6 @@ async def run(options: argparse.Namespace) -> int:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
         async def start(name: str, bootstrap: str | None, checkout: Path | None = None) -> GatewayProcess:
-            (directory / name).mkdir()
             gateway = GatewayProcess(directory / name, bootstrap, checkout=checkout)
             stack.push_async_callback(gateway.stop)
             await gateway.start()

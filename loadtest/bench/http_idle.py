@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import time
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import Any, Final, NamedTuple
 
 import aiohttp
 import uvloop
+
+from loadtest.gateway import process_cpu, process_descriptors, process_resident
 
 CONNECTIONS: Final = 64
 PART_S: Final = 5.0
@@ -33,22 +34,9 @@ REQUEST: Final = (
 ) + BODY
 
 
-class Process:
-    """CPU time, memory and file descriptors of the gateway's process, from /proc."""
-
-    def __init__(self, pid: int) -> None:
-        self._path = Path("/proc") / str(pid)
-
-    def cpu_s(self) -> float:
-        """CPU seconds used so far."""
-        fields = (self._path / "stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def shown(self) -> str:
-        """Format memory and file descriptors."""
-        pages = int((self._path / "statm").read_text().split()[1])
-        files = len([*(self._path / "fd").iterdir()])
-        return f"{pages * os.sysconf('SC_PAGE_SIZE') >> 20} MB, {files} file descriptors"
+def _size(pid: int) -> str:
+    """Format a process's memory and file descriptors."""
+    return f"{process_resident(pid) >> 20} MB, {process_descriptors(pid)} file descriptors"
 
 
 class Rate(NamedTuple):
@@ -61,9 +49,9 @@ class Rate(NamedTuple):
 class Bench:
     """One run of the benchmark."""
 
-    def __init__(self, address: str, process: Process, polls: int, session: aiohttp.ClientSession) -> None:
+    def __init__(self, address: str, pid: int, polls: int, session: aiohttp.ClientSession) -> None:
         self._host, _, self._port = address.rpartition(":")
-        self._process = process
+        self._pid = pid
         self._polls = polls
         self._session = session
         self._run = f"idle-{time.time_ns()}"
@@ -91,29 +79,29 @@ class Bench:
         began = time.perf_counter()
         creating = asyncio.Semaphore(CREATING)
         await asyncio.gather(*(self._create(number, creating) for number in range(self._polls)))
-        print(f"{self._polls} consumers created in {time.perf_counter() - began:.1f} s; {self._process.shown()}")
+        print(f"{self._polls} consumers created in {time.perf_counter() - began:.1f} s; {_size(self._pid)}")
         self._woken = 0
         async with asyncio.TaskGroup() as group:
             for number in range(self._polls):
                 group.create_task(self._poll(number))
             await asyncio.sleep(SETTLE_S)
-            spent = self._process.cpu_s()
+            spent = process_cpu(self._pid)
             await asyncio.sleep(PART_S)
-            print(f"idle: {(self._process.cpu_s() - spent) / PART_S:.1%} of a core")
+            print(f"idle: {(process_cpu(self._pid) - spent) / PART_S:.1%} of a core")
             rate = await self._produce("with polls")
             began = time.perf_counter()
             await self._request("POST", f"/topics/{self._run}", {"records": [{"value": 1}]}, "application/json")
         print(f"one record woke {self._woken} polls in {time.perf_counter() - began:.2f} s")
         await asyncio.gather(*(self._delete(number, creating) for number in range(self._polls)))
-        print(f"all deleted; {self._process.shown()}")
+        print(f"all deleted; {_size(self._pid)}")
         return rate
 
     async def _produce(self, title: str) -> Rate:
         """Measure the rate of single-record requests on `CONNECTIONS` connections."""
         until = time.perf_counter() + PART_S
-        spent = self._process.cpu_s()
+        spent = process_cpu(self._pid)
         counts = await asyncio.gather(*(self._send(until) for _ in range(CONNECTIONS)))
-        spent = self._process.cpu_s() - spent
+        spent = process_cpu(self._pid) - spent
         rate = Rate(sum(counts) / PART_S, spent / sum(counts) * 1e6)
         print(f"{title}: {rate.requests:,.0f} requests/s, CPU {rate.cpu_us:.1f} us/request", flush=True)
         return rate
@@ -164,7 +152,7 @@ async def bench(ready: dict[str, Any], polls: int, rounds: int) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=300)
     async with aiohttp.ClientSession(f"http://{ready['http']}", connector=connector, timeout=timeout) as session:
-        await Bench(ready["http"], Process(ready["pid"]), polls, session).run(rounds)
+        await Bench(ready["http"], ready["pid"], polls, session).run(rounds)
 
 
 def main() -> None:

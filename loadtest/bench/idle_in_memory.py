@@ -17,7 +17,6 @@ import gc
 import os
 import random
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,9 @@ from gateway.observe.collector import Collector
 from gateway.observe.logs import configure_logs
 from gateway.observe.metrics import Metrics
 from gateway.spawn import Tasks
+from loadtest.clients.joining import C
 from loadtest.report import Report
-from loadtest.scenarios.idle import C, Idle, Plan
+from loadtest.scenarios.idle import Idle, Plan
 from loadtest.scenarios.memory import Scales
 
 
@@ -113,10 +113,10 @@ class InMemory(Idle):
         self._server = server
         self._metrics = metrics
 
-    async def open(self, make: Callable[[], C], number: int) -> C:
-        """Create a client and connect it to a new pump."""
+    async def open(self, client: C, number: int) -> C:
+        """Connect a client to a new pump."""
         loop = asyncio.get_running_loop()
-        client, pump = make(), self._server.accept(self._server.listeners[0].entrance)
+        pump = self._server.accept(self._server.listeners[0].entrance)
         here, there = End(loop, client), End(loop, pump)
         here.other, there.other = there, here
         pump.connection_made(there)

@@ -25,7 +25,7 @@ from loadtest.clients.amqp_wire import (
     transfer,
 )
 from loadtest.clients.pace import Pace
-from loadtest.clients.sender import OnAck, WindowedSender
+from loadtest.clients.sender import OnAck, WindowedSender, ignore
 
 
 def transfers(payloads: Sequence[bytes], kind: Kind = minimal) -> list[bytes]:
@@ -47,7 +47,7 @@ class Sender(WindowedSender):
         address: str,
         packets: Sequence[bytes],
         pace: Pace,
-        on_ack: OnAck,
+        on_ack: OnAck = ignore,
         *,
         login: tuple[str | None, str | None] = (None, None),
     ) -> None:

@@ -24,7 +24,7 @@ from loadtest.clients.mqtt_wire import (
     text,
 )
 from loadtest.clients.pace import Pace
-from loadtest.clients.sender import OnAck, Sender, WindowedSender
+from loadtest.clients.sender import OnAck, Sender, WindowedSender, ignore
 
 Login = tuple[str | None, str | None]
 PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
@@ -58,7 +58,7 @@ def _unit(number: int) -> bytes:
 class Publisher(WindowedSender):
     """Sends PUBLISH packets at QoS 1 or 2; packet `index` has the identifier `packet_id(index)`.
 
-    Refusals are counted by reason code. `login` is user and password.
+    Refusals are counted by reason code; acknowledgements out of order are an error. `login` is user and password.
     """
 
     closing = b"\xe0\x00"
@@ -68,14 +68,13 @@ class Publisher(WindowedSender):
         client_id: str,
         packets: Sequence[bytes],
         pace: Pace,
-        on_ack: OnAck,
+        on_ack: OnAck = ignore,
         *,
         qos: int = 1,
         login: Login = (None, None),
     ) -> None:
         super().__init__(packets, pace, on_ack)
         self.greeting = connect_packet(client_id, *login)
-        self.out_of_order = 0
         self._final = PUBACK if qos == 1 else PUBCOMP
         self._splitter = Splitter()
 
@@ -107,8 +106,7 @@ class Publisher(WindowedSender):
                 continue
             begin, end = self.answered, self.answered + behind - first
             place = begin % LAST_ID
-            if kind != self._final or identifiers[first:behind] != _IDS[place : place + behind - first]:
-                self.out_of_order += behind - first
+            self._check_order(kind == self._final and identifiers[first:behind] == _IDS[place : place + behind - first])
             self._timed_run(begin, end, now)
             self._answer_run(begin, end)
         return True
@@ -132,11 +130,15 @@ class Publisher(WindowedSender):
 
     def _acknowledged(self, body: bytes, now: float) -> None:
         index = self.answered
-        if body[0] << 8 | body[1] != packet_id(index):
-            self.out_of_order += 1
         reason = body[2] if len(body) > 2 else 0
+        self._check_order(body[0] << 8 | body[1] == packet_id(index) or (reason >= 0x80 and self._final == PUBCOMP))
         self._timed_run(index, index + 1, now)
         self._answer(index, None if reason in (0x00, 0x10) else reason)
+
+    def _check_order(self, in_order: bool) -> None:
+        """Fail when acknowledgements are out of order (4.6); at QoS 2 a refusal, in PUBREC, overtakes any PUBCOMP."""
+        if not in_order and not (self._final == PUBCOMP and self.refused):
+            self._fail(ConnectionAbortedError("acknowledgements are out of order"))
 
 
 _IDS: Final = array.array("H", 2 * [*range(1, LAST_ID + 1)])

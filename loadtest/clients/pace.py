@@ -1,10 +1,11 @@
-"""Limits a sender by a window of unacknowledged messages, and by a rate if there is one."""
+"""Limits a sender by a window of unacknowledged messages, and by a rate if there is one; or paces a loop by a rate."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 
 class Pace:
@@ -57,3 +58,13 @@ class Pace:
             due = math.floor((self._clock() - self._started) * self.rate + self._phase)
             room = min(room, self._first + due - sent)
         return max(0, room)
+
+
+async def at_rate(rate: float, tick_s: float = 0.01) -> AsyncIterator[int]:
+    """Yield 1, 2, 3 and so on for ever, `rate` of them a second, and those that are late at once."""
+    number, began = 0, time.monotonic()
+    while True:
+        for _ in range(int((time.monotonic() - began) * rate) - number):
+            number += 1
+            yield number
+        await asyncio.sleep(tick_s)

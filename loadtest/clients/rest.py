@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from loadtest.clients.pace import Pace
-from loadtest.clients.sender import OnAck, Sender
+from loadtest.clients.sender import OnAck, Sender, ignore
 
 TEXT_RECORDS: Final = "application/vnd.kafka.text.v2+json"  # the stored value equals the payload
 
@@ -43,7 +43,9 @@ class Producer(Sender):
     Latencies are those of requests; refusals are counted by status. `total` counts records.
     """
 
-    def __init__(self, requests: Sequence[bytes], total: int, pace: Pace, on_ack: OnAck, *, batch: int = 1) -> None:
+    def __init__(
+        self, requests: Sequence[bytes], total: int, pace: Pace, on_ack: OnAck = ignore, *, batch: int = 1
+    ) -> None:
         super().__init__(total, pace, on_ack)
         self._batch = batch
         self._requests = requests

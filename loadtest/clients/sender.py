@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
+from loadtest.clients.joining import join
 from loadtest.clients.pace import Pace
 from loadtest.report import Latencies
 
@@ -17,6 +18,10 @@ CHUNK: Final = 2000  # the most messages per write
 
 OnAck = Callable[[int, int], None]
 """Called with a range of acknowledged messages: the first, and the one after the last."""
+
+
+def ignore(_first: int, _behind: int) -> None:
+    """The `OnAck` of a sender whose acknowledgements are only counted."""
 
 
 class Sender(asyncio.Protocol, abc.ABC):
@@ -31,7 +36,7 @@ class Sender(asyncio.Protocol, abc.ABC):
     greeting = b""
     closing = b""
 
-    def __init__(self, total: int, pace: Pace, on_ack: OnAck) -> None:
+    def __init__(self, total: int, pace: Pace, on_ack: OnAck = ignore) -> None:
         self.total = total
         self.pace = pace
         self.answered = 0
@@ -54,6 +59,16 @@ class Sender(asyncio.Protocol, abc.ABC):
     def push(self) -> None:
         """Write as many messages as the pace allows."""
 
+    async def join(self, address: tuple[str, int]) -> None:
+        """Connect, and wait for the end of the handshake."""
+        await join(self, address)
+        await self.connected
+
+    def start(self) -> None:
+        """Start the pace, and write the first messages."""
+        self.pace.start()
+        self.push()
+
     def more(self, count: int) -> None:
         """Add `count` messages, and reset `finished`."""
         self.total += count
@@ -73,6 +88,11 @@ class Sender(asyncio.Protocol, abc.ABC):
         """Fail the pending futures, if messages are unanswered."""
         if self.answered < self.total:
             self._fail(exc or ConnectionResetError("connection closed"))
+
+    def abandon(self) -> None:
+        """Close although messages are unanswered."""
+        self.finished.cancel()
+        self.close()
 
     def close(self) -> None:
         """Disconnect and close."""
@@ -123,7 +143,7 @@ class WindowedSender(Sender):
     `due_at` has the time each message was due or, without a rate, written.
     """
 
-    def __init__(self, packets: Sequence[bytes], pace: Pace, on_ack: OnAck) -> None:
+    def __init__(self, packets: Sequence[bytes], pace: Pace, on_ack: OnAck = ignore) -> None:
         super().__init__(len(packets), pace, on_ack)
         self._packets = packets
         self.due_at = array.array("d")

@@ -12,7 +12,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Final, NamedTuple
 
 import uvloop
@@ -72,16 +71,12 @@ async def _publish(arguments: list[str]) -> None:
     rate = float(load[3])
     numbering = Numbering(run)
     payloads = [numbering.payload(0, sequence, size) for sequence in range(messages)]
-    pace = Pace(window, rate or None)
-    make = partial(Publisher, f"{topic}-publisher", publishes(topic, payloads), pace, lambda first, behind: None)
-    loop = asyncio.get_running_loop()
-    _, publisher = await loop.create_connection(make, host, int(port))
-    await publisher.connected
+    publisher = Publisher(f"{topic}-publisher", publishes(topic, payloads), Pace(window, rate or None))
+    await publisher.join((host, int(port)))
     print(flush=True)
     sys.stdin.readline()
     began = time.perf_counter()
-    pace.start()
-    publisher.push()
+    publisher.start()
     while not publisher.finished.done():
         await asyncio.wait((publisher.finished,), timeout=_TICK_S if rate else None)
         publisher.push()

@@ -1,11 +1,12 @@
-"""Creates topics for a run with Kafka's own client."""
+"""Creates and fills topics for a run with Kafka's own client."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 LED_S: Final = 20.0
@@ -25,6 +26,23 @@ async def create_topic(
                 await asyncio.sleep(_POLL_S)
     finally:
         await admin.close()
+
+
+async def store(bootstrap: str, topic: str, partitions: int, values: Sequence[bytes]) -> None:
+    """Store records without keys in a topic, in turn in each of its partitions, in large batches."""
+    async with AIOKafkaProducer(
+        bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_batch_size=65536
+    ) as producer:
+        for partition in range(partitions):
+            waiting = []
+            batch = producer.create_batch()
+            for value in values[partition::partitions]:
+                if batch.append(key=None, value=value, timestamp=None) is None:
+                    waiting.append(await producer.send_batch(batch, topic, partition=partition))
+                    batch = producer.create_batch()
+                    batch.append(key=None, value=value, timestamp=None)
+            waiting.append(await producer.send_batch(batch, topic, partition=partition))
+            await asyncio.gather(*waiting)
 
 
 async def _is_led(admin: AIOKafkaAdminClient, name: str) -> bool:

@@ -14,6 +14,7 @@ from loadtest.faults.kafka import Kafka
 from loadtest.faults.load import Load, Sample, Stored, Terms
 from loadtest.faults.proxy import Proxy
 from loadtest.gateway import GatewayProcess, process_resident
+from loadtest.waiting import until
 
 MIB: Final = 1024 * 1024
 SHOWN: Final = 5
@@ -95,13 +96,10 @@ class Stage:
 
     async def until(self, condition: Callable[[], bool], what: str, limit_s: float | None = None) -> bool:
         """Wait for a condition; return whether it became true. A timeout (default: plan.patience) is a problem."""
-        limit_s = self.plan.patience if limit_s is None else limit_s
         try:
-            async with asyncio.timeout(limit_s):
-                while not condition():  # noqa: ASYNC110 - there is no event to wait for
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            self.problems.append(f"{what}: not within {limit_s:g} s")
+            await until(condition, what, self.plan.patience if limit_s is None else limit_s)
+        except TimeoutError as error:
+            self.problems.append(str(error))
             return False
         return True
 
@@ -253,7 +251,6 @@ class Bench:
     @contextlib.asynccontextmanager
     async def _gateway(self, fault: Fault, bootstrap: str, login: Mapping[str, str]) -> AsyncIterator[GatewayProcess]:
         directory = self._directory / fault.name.replace(" ", "-").replace(",", "")
-        directory.mkdir(parents=True, exist_ok=True)
         gateway = GatewayProcess(directory, bootstrap, environment={**self.plan.settings(), **login})
         try:
             await gateway.start()

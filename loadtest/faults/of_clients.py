@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import socket
 import struct
 import time
@@ -18,7 +16,7 @@ from loadtest.clients import amqp_wire, mqtt_wire
 from loadtest.clients.topics import create_topic
 from loadtest.faults.bench import Fault, Plan, Stage
 from loadtest.faults.proxy import Proxy
-from loadtest.gateway import process_descriptors
+from loadtest.gateway import frozen, process_descriptors
 from loadtest.scenarios.steady import PROTOCOLS
 
 MANY: Final = 20  # of each protocol
@@ -187,11 +185,8 @@ async def flood(stage: Stage) -> None:
 async def flood_stalled(stage: Stage) -> None:
     """Flood while Kafka is stopped: the budget must pause the clients."""
     await create_topic(stage.kafka.bootstrap_servers, f"faults-flood-{stage.load.numbering.run}")
-    os.kill(stage.kafka.pid, signal.SIGSTOP)
-    try:
+    with frozen(stage.kafka.pid):
         await _flood(stage, stage.plan.short)
-    finally:
-        os.kill(stage.kafka.pid, signal.SIGCONT)
 
 
 async def no_credit(stage: Stage) -> None:

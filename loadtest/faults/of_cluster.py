@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from typing import Final
 
 from loadtest.faults.bench import Fault, Plan, Stage
 from loadtest.faults.cluster import KafkaCluster
 from loadtest.faults.of_kafka import more_partitions
+from loadtest.gateway import frozen
 from loadtest.scenarios.steady import PROTOCOLS
 
 SLOW_S: Final = 0.4  # how long a broker is stopped
@@ -88,14 +87,10 @@ async def slow_broker(stage: Stage) -> None:
     pid = _cluster(stage).node(await _leader(stage))
     assert pid is not None
     until = stage.load.now + stage.plan.short
-    try:
-        while stage.load.now < until:
-            os.kill(pid, signal.SIGSTOP)
+    while stage.load.now < until:
+        with frozen(pid):
             await asyncio.sleep(SLOW_S)
-            os.kill(pid, signal.SIGCONT)
-            await asyncio.sleep(AWAKE_S)
-    finally:
-        os.kill(pid, signal.SIGCONT)
+        await asyncio.sleep(AWAKE_S)
 
 
 def faults(plan: Plan) -> tuple[Fault, ...]:

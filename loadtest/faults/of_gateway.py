@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import resource
-import signal
 from typing import Final
 
+from loadtest.beside import beside
 from loadtest.clients.mqtt_wire import connect_packet
 from loadtest.faults.bench import Fault, Plan, Stage
-from loadtest.gateway import process_descriptors
+from loadtest.gateway import frozen, process_descriptors
 
 SPARE: Final = 100  # the gateway reserves 64 of them
 WANTED: Final = 300
@@ -31,11 +30,8 @@ async def stop(stage: Stage) -> None:
 
 async def freeze(stage: Stage) -> None:
     """Freeze the gateway with SIGSTOP."""
-    os.kill(stage.gateway.pid, signal.SIGSTOP)
-    try:
+    with frozen(stage.gateway.pid):
         await asyncio.sleep(stage.plan.short)
-    finally:
-        os.kill(stage.gateway.pid, signal.SIGCONT)
 
 
 async def no_descriptors(stage: Stage) -> None:
@@ -60,9 +56,8 @@ async def no_descriptors(stage: Stage) -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
         for writer in writers:
             writer.close()
-    served = asyncio.ensure_future(_served(stage))
-    await stage.until(served.done, "a new client is served when descriptors are available")
-    served.cancel()
+    async with beside(_served(stage)) as (served,):
+        await stage.until(served.done, "a new client is served when descriptors are available")
 
 
 async def _served(stage: Stage) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
@@ -17,6 +15,7 @@ from loadtest.clients.topics import create_topic
 from loadtest.faults.bench import Fault, Plan, Stage
 from loadtest.faults.disk import TinyKafka
 from loadtest.faults.proxy import Proxy
+from loadtest.gateway import frozen
 from loadtest.scenarios.steady import PROTOCOLS
 
 FULL_S: Final = 60.0  # for the broker to notice
@@ -27,14 +26,11 @@ HELD_S: Final = 1.0  # minimum time of a stall without acknowledgements
 async def _stall(stage: Stage, seconds: float) -> None:
     """Stop Kafka; after the acknowledgements in flight, nothing may be acknowledged."""
     until = stage.load.now + seconds
-    os.kill(stage.kafka.pid, signal.SIGSTOP)
-    try:
+    with frozen(stage.kafka.pid):
         quiet = await stage.settled()
         await asyncio.sleep(max(HELD_S, until - stage.load.now))
         if stage.load.answers != quiet:
             stage.problems.append(f"acknowledged while Kafka stood still: {quiet}, then {stage.load.answers}")
-    finally:
-        os.kill(stage.kafka.pid, signal.SIGCONT)
 
 
 async def stall(stage: Stage) -> None:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, cast
 
+from loadtest.beside import AT_ONCE, in_turn
 from loadtest.clients.amqp_wire import (
     ATTACH,
     BEGIN,
@@ -24,10 +25,11 @@ from loadtest.clients.amqp_wire import (
     opening,
     read_value,
 )
+from loadtest.clients.joining import join
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import process_resident
 from loadtest.numbering import Numbering
-from loadtest.scenarios.memory import AT_ONCE, STEP_S, Scales, in_turn
+from loadtest.scenarios.memory import STEP_S, Scales
 
 SETTINGS: Final = {"TRIVIUM_AMQP__IDLE_TIMEOUT_S": "1800"}
 """The gateway's settings: the connections are silent while they are measured."""
@@ -168,11 +170,9 @@ async def weigh_amqp(
 
     async def connect(kind: Kind, number: int) -> None:
         container = f"{run}-{kind.name}-{number}"
-        make = functools.partial(Idle, container, kind.attach(container) if kind.attach else b"", kind)
+        idle = Idle(container, kind.attach(container) if kind.attach else b"", kind)
         async with asyncio.timeout(STEP_S):
-            address = http if kind.websocket else gateway.address
-            _, idle = await asyncio.get_running_loop().create_connection(make, *address)
-            await idle.done
+            await (await join(idle, http if kind.websocket else gateway.address)).done
         opened.append(idle)
 
     kinds = (

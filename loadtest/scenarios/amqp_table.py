@@ -6,24 +6,23 @@ For the use of processors see `table`.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
 from loadtest.clients.amqp import Sender, transfers
 from loadtest.clients.amqp_messages import Kind, encodings, jms_text, many_keys, minimal, typical
 from loadtest.clients.amqp_receiver import Receiver
+from loadtest.clients.joining import join, join_all
 from loadtest.clients.pace import Pace
-from loadtest.clients.topics import create_topic
+from loadtest.clients.topics import create_topic, store
 from loadtest.gateway import GatewayProcess, process_cpu
 from loadtest.numbering import HEADER_BYTES, Numbering
 from loadtest.report import Latencies
 from loadtest.scenarios.steady import Load, send, verify_load
-from loadtest.scenarios.table import beside_aiokafka
+from loadtest.scenarios.table import Columns, Row, best_of
 from loadtest.verify import Ledger
 
 SIZE: Final = 100  # payload bytes
@@ -31,8 +30,6 @@ PARTITIONS: Final = 3
 PATIENCE_S: Final = 10.0  # missing messages are lost after this time without a delivery
 ROUND_TRIPS: Final = 4  # alternations between Kafka alone and the gateway
 WARMING: Final = 1_500_000  # messages
-
-Columns = dict[str, Any]
 
 
 class Sending(NamedTuple):
@@ -44,7 +41,7 @@ class Sending(NamedTuple):
     kind: Kind = minimal
 
     async def run(self, gateway: GatewayProcess, share: float) -> Columns:
-        """Run it."""
+        """See `Row`."""
         numbering, ledger = Numbering(), Ledger()
         topic = f"amqp-in-{numbering.run}"
         await create_topic(gateway.kafka, topic, PARTITIONS)
@@ -79,19 +76,19 @@ class Draining(NamedTuple):
     queue: bool = False
 
     async def run(self, gateway: GatewayProcess, share: float) -> Columns:
-        """Run it."""
+        """See `Row`."""
         numbering = Numbering()
         topic = f"amqp-out-{numbering.run}"
         await create_topic(gateway.kafka, topic, PARTITIONS)
         payloads = [numbering.payload(0, number, SIZE) for number in range(int(self.messages * share))]
-        await _store(gateway.kafka, topic, payloads)
+        await store(gateway.kafka, topic, PARTITIONS, payloads)
         address = f"{topic}/group.id/{topic}" if self.queue else topic
         receivers = [
             Receiver(f"{topic}-{number}", address, size=SIZE, settled=self.settled, first=not self.queue)
             for number in range(self.receivers)
         ]
         cpu, began = process_cpu(gateway.pid), time.perf_counter()
-        await _attach(receivers, gateway)
+        await join_all(receivers, gateway.address("amqp"), lambda one: one.attached)
         wanted = len(payloads) * (1 if self.queue else self.receivers)
         await _received(receivers, wanted)
         cpu = process_cpu(gateway.pid) - cpu
@@ -121,7 +118,7 @@ class Through(NamedTuple):
     window: int
 
     async def run(self, gateway: GatewayProcess, share: float) -> Columns:
-        """Run it."""
+        """See `Row`."""
         numbering = Numbering()
         topic = f"amqp-through-{numbering.run}"
         await create_topic(gateway.kafka, topic, PARTITIONS)
@@ -134,13 +131,11 @@ class Through(NamedTuple):
             latencies.record(now - due_at[numbers[payload[:HEADER_BYTES]]])
 
         receiver = Receiver(f"{topic}-receiver", topic, size=SIZE, on_message=on_message)
-        await _attach([receiver], gateway)
-        pace = Pace(self.window, None)
-        sender = await _connect_sender(gateway, topic, payloads, pace)
+        await (await join(receiver, gateway.address("amqp"))).attached
+        sender = await _connect_sender(gateway, topic, payloads, self.window)
         due_at = sender.due_at
         cpu, began = process_cpu(gateway.pid), time.perf_counter()
-        pace.start()
-        sender.push()
+        sender.start()
         await sender.finished
         sent = time.perf_counter() - began
         await _received([receiver], len(payloads))
@@ -164,7 +159,7 @@ class RoundTrip(NamedTuple):
     messages: int
 
     async def run(self, gateway: GatewayProcess, share: float) -> Columns:
-        """Run it."""
+        """See `Row`."""
         numbering = Numbering()
         topic = f"amqp-one-{numbering.run}"
         await create_topic(gateway.kafka, topic, PARTITIONS)
@@ -178,11 +173,9 @@ class RoundTrip(NamedTuple):
                     began = time.perf_counter()
                     await producer.send_and_wait(topic, payload)
                     alone.record(time.perf_counter() - began)
-                pace = Pace(1, None)
-                sender = await _connect_sender(gateway, topic, payloads, pace)
+                sender = await _connect_sender(gateway, topic, payloads, 1)
                 used = process_cpu(gateway.pid)
-                pace.start()
-                sender.push()
+                sender.start()
                 await sender.finished
                 cpu += process_cpu(gateway.pid) - used
                 sender.close()
@@ -196,7 +189,7 @@ class RoundTrip(NamedTuple):
         }
 
 
-ROWS: Final[dict[str, Sending | Draining | Through | RoundTrip]] = {
+ROWS: Final[Mapping[str, Row]] = {
     "in, 10 links x 1,000": Sending(10, 1000, 600_000),
     "in, 10 links x 1,000, 100 keys": Sending(10, 1000, 400_000, many_keys),
     "in, 10 links x 1,000, typical": Sending(10, 1000, 300_000, typical),
@@ -217,24 +210,12 @@ ROWS: Final[dict[str, Sending | Draining | Through | RoundTrip]] = {
 async def measure(
     gateway: GatewayProcess, rounds: int, share: float, wanted: str, say: Callable[[str], None]
 ) -> list[Columns]:
-    """Run the rows whose name contains `wanted`; see `table.measure`.
+    """Measure the rows about AMQP; see `table.best_of`.
 
     The first run does not count, because the broker's JVM is still compiling.
     """
     await Sending(10, 1000, WARMING).run(gateway, share)
-    found = [await beside_aiokafka(gateway, rounds, share, say)]
-    for name, row in ROWS.items():
-        if wanted not in name:
-            continue
-        best: Columns | None = None
-        for number in range(rounds):
-            columns = await row.run(gateway, share)
-            say(f"{name}, round {number + 1}: {columns}")
-            if best is None or columns["cpu us"] < best["cpu us"]:
-                best = {"": name, **columns, "load": round(os.getloadavg()[0], 1)}
-        assert best is not None
-        found.append(best)
-    return found
+    return await best_of(ROWS, gateway, rounds, share, wanted=wanted, say=say)
 
 
 def _faults(lost: int, doubled: int, errors: int = 0) -> Columns:
@@ -243,39 +224,10 @@ def _faults(lost: int, doubled: int, errors: int = 0) -> Columns:
     return {"lost": lost, **{name: count for name, count in others.items() if count}}
 
 
-async def _store(kafka: str, topic: str, payloads: list[bytes]) -> None:
-    """Store messages in a topic, round robin over its partitions."""
-    async with AIOKafkaProducer(
-        bootstrap_servers=kafka, acks="all", enable_idempotence=True, max_batch_size=65536
-    ) as producer:
-        for partition in range(PARTITIONS):
-            waiting = []
-            batch = producer.create_batch()
-            for payload in payloads[partition::PARTITIONS]:
-                if batch.append(key=None, value=payload, timestamp=None) is None:
-                    waiting.append(await producer.send_batch(batch, topic, partition=partition))
-                    batch = producer.create_batch()
-                    batch.append(key=None, value=payload, timestamp=None)
-            waiting.append(await producer.send_batch(batch, topic, partition=partition))
-            await asyncio.gather(*waiting)
-
-
-async def _connect_sender(gateway: GatewayProcess, topic: str, payloads: list[bytes], pace: Pace) -> Sender:
-    make = partial(Sender, f"{topic}-sender", topic, transfers(payloads), pace, lambda first, behind: None)
-    _, sender = await asyncio.get_running_loop().create_connection(make, *gateway.address("amqp"))
-    await sender.connected
+async def _connect_sender(gateway: GatewayProcess, topic: str, payloads: list[bytes], window: int) -> Sender:
+    sender = Sender(f"{topic}-sender", topic, transfers(payloads), Pace(window, None))
+    await sender.join(gateway.address("amqp"))
     return sender
-
-
-async def _attach(receivers: list[Receiver], gateway: GatewayProcess) -> None:
-    loop = asyncio.get_running_loop()
-    for receiver in receivers:
-        await loop.create_connection(partial(_same, receiver), *gateway.address("amqp"))
-    await asyncio.gather(*(receiver.attached for receiver in receivers))
-
-
-def _same(receiver: Receiver) -> Receiver:
-    return receiver
 
 
 async def _received(receivers: list[Receiver], wanted: int) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 from loadtest.clients.events import EventListener, Shared
+from loadtest.clients.joining import join_all
 from loadtest.clients.mqtt import Publisher, publishes
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import process_cpu
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
-
-CONNECTING = 50  # connections opened at the same time
 
 
 class Crowd(NamedTuple):
@@ -80,21 +78,13 @@ async def listen(kafka: str, mqtt: tuple[str, int], http: tuple[str, int], crowd
     shared = Shared()
     path = f"/topics/{topic}/stream?format=text"
     listeners = [EventListener(path, shared, crowd.messages, on_message) for _ in range(crowd.listeners)]
-    loop = asyncio.get_running_loop()
-    for first in range(0, len(listeners), CONNECTING):
-        some = listeners[first : first + CONNECTING]
-        await asyncio.gather(*(loop.create_connection(partial(_same, one), *http) for one in some))
-        await asyncio.gather(*(one.begun for one in some))
+    await join_all(listeners, http, lambda one: one.begun)
     pace = Pace(crowd.messages, crowd.rate)
-    make = partial(
-        Publisher, f"{topic}-publisher", publishes(f"{topic}/news", payloads), pace, lambda first, behind: None
-    )
-    _, publisher = await loop.create_connection(make, *mqtt)
-    await publisher.connected
+    publisher = Publisher(f"{topic}-publisher", publishes(f"{topic}/news", payloads), pace)
+    await publisher.join(mqtt)
     due_at = publisher.due_at
     cpu, began = process_cpu(pid), time.perf_counter()
-    pace.start()
-    publisher.push()
+    publisher.start()
     while not publisher.finished.done():
         await asyncio.wait((publisher.finished,), timeout=0.002)
         publisher.push()
@@ -116,7 +106,3 @@ async def listen(kafka: str, mqtt: tuple[str, int], http: tuple[str, int], crowd
     if slowest > crowd.late:
         problems.append(f"a listener was {slowest:.2f} s behind")
     return Result(events, lost, wrong, last - began, latencies, cpu / events * 1e6 if events else 0.0, problems)
-
-
-def _same(listener: EventListener) -> EventListener:
-    return listener

@@ -14,12 +14,12 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 
+from loadtest.beside import beside
 from loadtest.clients import amqp, mqtt, rest
-from loadtest.clients.amqp_wire import FLOW, GREETING, SASL_OUTCOME, Splitter, attach_sender, opening, read_value
 from loadtest.clients.greedy import Greedy
 from loadtest.clients.modest import Modest
 from loadtest.clients.pace import Pace
@@ -87,7 +87,7 @@ def jain(shares: Sequence[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares)) if any(shares) else 0.0
 
 
-async def beside(gateway: GatewayProcess, plan: Plan) -> tuple[Beside, Beside]:
+async def beside_greedy(gateway: GatewayProcess, plan: Plan) -> tuple[Beside, Beside]:
     """Measure modest clients of all protocols alone, and with greedy ones that send to another topic."""
     run = secrets.token_hex(3)
     quiet, flooded = f"fair-quiet-{run}", f"fair-flood-{run}"
@@ -110,13 +110,8 @@ async def beside(gateway: GatewayProcess, plan: Plan) -> tuple[Beside, Beside]:
 async def _modest(gateway: GatewayProcess, topic: str, sensor: Modest, seconds: float) -> Beside:
     """Measure the modest clients for some seconds, including late acknowledgements."""
     messages = max(1, int(seconds * _RATE))
-    host, port = gateway.address("amqp")
-    payloads = [b"x"] * messages
-    link = amqp.Sender(
-        f"fair-{secrets.token_hex(4)}", topic, amqp.transfers(payloads), Pace(messages, _RATE), lambda *_: None
-    )
-    await asyncio.get_running_loop().create_connection(lambda: link, host, port)
-    await link.connected
+    pace, name = Pace(messages, _RATE), f"fair-{secrets.token_hex(4)}"
+    link = await _connect(gateway, "amqp", name, topic=topic, payloads=[b"x"] * messages, pace=pace)
     began = time.monotonic()
     async with _paced([link]), _most_in_flight(gateway) as most:
         http, statuses = await _post(gateway, topic, began + seconds)
@@ -153,15 +148,13 @@ async def equal(gateway: GatewayProcess, protocols: Sequence[str], plan: Plan) -
         for number in range(plan.connections)
     ]  # fmt: skip
     for sender in senders:
-        sender.pace.start()
-        sender.push()
+        sender.start()
     await asyncio.sleep(WARM_S)
     before = [sender.answered for sender in senders]
     await asyncio.sleep(plan.seconds)
     found = [sender.answered - count for sender, count in zip(senders, before, strict=True)]
     for sender in senders:
-        sender.finished.cancel()
-        sender.close()
+        sender.abandon()
     return found
 
 
@@ -169,17 +162,15 @@ async def _connect(
     gateway: GatewayProcess, protocol: str, name: str, *, topic: str, payloads: list[bytes], pace: Pace
 ) -> Sender:
     """Connect a sender of a protocol; an HTTP request has as many records as the window."""
-
-    def make() -> Sender:
-        if protocol == "mqtt":
-            return mqtt.Publisher(name, mqtt.publishes(f"{topic}/{name}", payloads), pace, lambda *_: None)
-        if protocol == "amqp":
-            return amqp.Sender(name, topic, amqp.transfers(payloads), pace, lambda *_: None)
+    one: Sender
+    if protocol == "mqtt":
+        one = mqtt.Publisher(name, mqtt.publishes(f"{topic}/{name}", payloads), pace)
+    elif protocol == "amqp":
+        one = amqp.Sender(name, topic, amqp.transfers(payloads), pace)
+    else:
         posts = rest.requests(gateway.addresses["http"], topic, payloads, batch=pace.window)
-        return rest.Producer(posts, len(payloads), pace, lambda *_: None, batch=pace.window)
-
-    _, one = await asyncio.get_running_loop().create_connection(make, *gateway.address(protocol))
-    await one.connected
+        one = rest.Producer(posts, len(payloads), pace, batch=pace.window)
+    await one.join(gateway.address(protocol))
     return one
 
 
@@ -198,8 +189,7 @@ async def crowd(gateway: GatewayProcess, plan: Plan) -> list[tuple[str, dict[str
             gateway, protocol, f"greedy-{topic}",
             topic=topic, payloads=[b"x" * GREEDY_SIZE] * total, pace=Pace(plan.window, None),
         )  # fmt: skip
-        greedy.pace.start()
-        greedy.push()
+        greedy.start()
         await asyncio.sleep(WARM_S)
         before, began = greedy.answered, time.monotonic()
         found.append((f"one greedy client, {protocol}", await _crowd(gateway, topic, plan)))
@@ -207,8 +197,7 @@ async def crowd(gateway: GatewayProcess, plan: Plan) -> list[tuple[str, dict[str
             raise RuntimeError(f"the greedy client of {protocol} did not send all the time")
         rate = (greedy.answered - before) * GREEDY_SIZE / (time.monotonic() - began)
         found[-1] = (f"{found[-1][0]}, {rate / MEBIBYTE:.0f} MiB/s", found[-1][1])
-        greedy.finished.cancel()
-        greedy.close()
+        greedy.abandon()
     return found
 
 
@@ -250,42 +239,15 @@ async def idle(gateway: GatewayProcess, plan: Plan) -> tuple[float, float]:
     for links in (0, plan.links):
         idle_topic = f"fair-idle-{secrets.token_hex(4)}"
         await create_topic(gateway.kafka, idle_topic, 1)
-        connections = [await _Idle.attach(gateway.address("amqp"), f"idle-{n}", idle_topic) for n in range(links)]
+        connections = [
+            await _connect(gateway, "amqp", f"idle-{n}", topic=idle_topic, payloads=[], pace=Pace(1, None))
+            for n in range(links)
+        ]
         (count,) = await equal(gateway, ["amqp"], plan._replace(connections=1))
         rates.append(count / plan.seconds)
         for connection in connections:
-            connection.close()
+            connection.abandon()
     return rates[0], rates[1]
-
-
-class _Idle(asyncio.Protocol):
-    """A connection whose link sends nothing."""
-
-    def __init__(self, name: str, topic: str) -> None:
-        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._name, self._topic = name, topic
-        self._splitter = Splitter()
-        self._transport: asyncio.Transport | None = None
-
-    @classmethod
-    async def attach(cls, address: tuple[str, int], name: str, topic: str) -> asyncio.Transport:
-        """Connect, and wait for credit."""
-        transport, one = await asyncio.get_running_loop().create_connection(lambda: cls(name, topic), *address)
-        await one.granted
-        return transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
-        self._transport.write(GREETING)
-
-    def data_received(self, data: bytes) -> None:
-        for body in self._splitter.feed(data):
-            (code, fields), _ = read_value(body, 0)
-            if code == SASL_OUTCOME:
-                assert self._transport is not None
-                self._transport.write(opening(self._name) + attach_sender("idle", self._name, self._topic))
-            elif code == FLOW and len(fields) > 6 and fields[4] is not None and not self.granted.done():
-                self.granted.set_result(None)
 
 
 @contextlib.asynccontextmanager
@@ -300,12 +262,8 @@ async def _paced(senders: Sequence[Sender]) -> AsyncIterator[None]:
 
     for sender in senders:
         sender.pace.start()
-    async with asyncio.TaskGroup() as tasks:
-        pushing = tasks.create_task(push())
-        try:
-            yield
-        finally:
-            pushing.cancel()
+    async with beside(push()):
+        yield
 
 
 @contextlib.asynccontextmanager
@@ -314,20 +272,12 @@ async def _most_in_flight(gateway: GatewayProcess) -> AsyncIterator[list[int]]:
     most = [0]
 
     async def look() -> None:
-        async with aiohttp.ClientSession() as http:
-            while True:
-                async with http.get(f"http://{gateway.addresses['management']}/metrics") as answer:
-                    for line in (await answer.text()).splitlines():
-                        if line.startswith("trivium_publisher_bytes_in_flight "):
-                            most[0] = max(most[0], int(float(line.split()[1])))
-                await asyncio.sleep(0.5)
+        while True:
+            most[0] = max(most[0], int((await gateway.metrics()).get("trivium_publisher_bytes_in_flight", 0)))
+            await asyncio.sleep(0.5)
 
-    async with asyncio.TaskGroup() as tasks:
-        looking = tasks.create_task(look())
-        try:
-            yield most
-        finally:
-            looking.cancel()
+    async with beside(look()):
+        yield most
 
 
 KINDS: Final[Mapping[str, tuple[Mapping[str, str], tuple[str, ...]]]] = {

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from functools import partial
 from typing import NamedTuple
 
 from loadtest.beside import beside
 from loadtest.clients.follower import Follower, Stream
+from loadtest.clients.joining import join_all
 from loadtest.clients.modest import Modest
 from loadtest.clients.timed import TimedPublisher
 from loadtest.clients.topics import create_topic
@@ -20,7 +20,6 @@ from loadtest.gateway import process_cpu
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
 
-CONNECTING = 50  # connections opened at the same time
 MODEST_PAUSE_S = 0.05  # between messages of the modest client
 
 
@@ -95,7 +94,7 @@ async def fan_out(kafka: str, address: tuple[str, int], fan: Fan, pid: int) -> S
         Follower(f"{topic}-{number}", [f"{topic}/#", *_fillers(topic, fan, number)], stream, fan.messages, on_message)
         for number in range(fan.subscribers)
     ]
-    await _connect(followers, address)
+    await join_all(followers, address, lambda one: one.subscribed)
     load = (fan.messages, fan.size, fan.window, fan.rate or 0)
     publisher = await TimedPublisher.start(address, f"{topic}/news", numbering.run, load)
     modest = await Modest.start(*address, f"{topic}-beside", MODEST_PAUSE_S)
@@ -138,15 +137,3 @@ def _fillers(topic: str, fan: Fan, number: int) -> list[str]:
     first, behind = (fan.extra * at // fan.subscribers for at in (number, number + 1))
     forms = ("{topic}/device/{at}/state", "{topic}/+/{at}/state", "{topic}/device/{at}/#")
     return [forms[at % 3].format(topic=topic, at=at) for at in range(first, behind)]
-
-
-async def _connect(followers: list[Follower], address: tuple[str, int]) -> None:
-    loop = asyncio.get_running_loop()
-    for first in range(0, len(followers), CONNECTING):
-        some = followers[first : first + CONNECTING]
-        await asyncio.gather(*(loop.create_connection(partial(_same, one), *address) for one in some))
-        await asyncio.gather(*(one.subscribed for one in some))
-
-
-def _same(follower: Follower) -> Follower:
-    return follower

@@ -17,12 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from loadtest.beside import beside
 from loadtest.clients.amqp_damage import damaged
 from loadtest.clients.amqp_record import Pieces, record
 from loadtest.clients.kept_amqp import KeptSender
 from loadtest.clients.topics import create_topic
-from loadtest.gateway import GatewayProcess, process_resident
+from loadtest.gateway import GatewayProcess, process_descriptors, process_resident
 from loadtest.numbering import Numbering
+from loadtest.waiting import until
 
 CLOSE_S: Final = 60.0  # from our half-close to the gateway's close
 SILENCE_S: Final = 45.0  # from our silence to the gateway's close: see `SETTINGS`; its limit for an open is 10 s
@@ -48,14 +50,23 @@ REPLIES: Final = "replies"  # the topic of temporary queues; it may exist alread
 
 
 class Plan(NamedTuple):
-    """Parameters."""
+    """Parameters.
+
+    Attributes:
+        seconds: the duration.
+        at_once: connections at the same time.
+        seed: of all random choices.
+        first: number of the first conversation; each depends only on the seed and its number.
+        warm_up: share of the time before the first measurement.
+        silent: share of conversations that end in silence, which the gateway must close.
+    """
 
     seconds: float = 600.0
     at_once: int = 20
     seed: int = 0
-    first: int = 0  # number of the first conversation; each depends only on the seed and its number
-    warm_up: float = 0.2  # share of the time before the first measurement
-    silent: float = 0.005  # share of conversations that end in silence, which the gateway must close
+    first: int = 0
+    warm_up: float = 0.2
+    silent: float = 0.005
 
 
 class Outcome(NamedTuple):
@@ -112,14 +123,13 @@ class Fuzz:
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(honest.run())
-            pushing = tasks.create_task(_push(honest))
-            await self._storm(self._plan.seconds * self._plan.warm_up)  # caches fill, Kafka's connections open
-            before = await self._look(1)
-            await self._storm(self._plan.seconds * (1 - self._plan.warm_up))
-            after = await self._look(1)
-            pushing.cancel()
+            async with beside(_push(honest)):
+                await self._storm(self._plan.seconds * self._plan.warm_up)  # caches fill, Kafka's connections open
+                before = await self._look(1)
+                await self._storm(self._plan.seconds * (1 - self._plan.warm_up))
+                after = await self._look(1)
             with contextlib.suppress(TimeoutError):
-                await _until(lambda: honest.finished)
+                await until(lambda: honest.finished, "the honest client is answered", SETTLED_S, _POLL_S)
             honest.stop()
         self._check(honest, log_before, before, after)
         return Outcome(
@@ -156,9 +166,14 @@ class Fuzz:
 
     async def _look(self, honest: int) -> tuple[int, int]:
         """Return (descriptors, resident bytes) when only `honest` connections are left."""
-        await _until(lambda: _connections(self._gateway.address("amqp")[1]) <= honest)
+        await until(
+            lambda: _connections(self._gateway.address("amqp")[1]) <= honest,
+            "the others are closed",
+            SETTLED_S,
+            _POLL_S,
+        )
         await asyncio.sleep(QUIET_S)
-        return _descriptors(self._gateway.pid), process_resident(self._gateway.pid)
+        return process_descriptors(self._gateway.pid), process_resident(self._gateway.pid)
 
     async def _converse(self, number: int) -> None:
         """Run one hostile connection, with one of the ways to end it."""
@@ -209,13 +224,6 @@ class Fuzz:
         return answered
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; TimeoutError after `SETTLED_S`."""
-    async with asyncio.timeout(SETTLED_S):
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(_POLL_S)
-
-
 async def _push(honest: KeptSender) -> None:
     began = time.monotonic()
     while True:
@@ -239,10 +247,6 @@ async def _read_some(reader: asyncio.StreamReader, seconds: float) -> int:
             return len(await reader.read(65536))
     except TimeoutError:
         return 0
-
-
-def _descriptors(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def _connections(port: int) -> int:

@@ -26,10 +26,11 @@ from typing import Any, Final, NamedTuple
 import uvloop
 
 from loadtest.bench.http_client import Connection, is_whole
+from loadtest.beside import beside, in_turn
 from loadtest.clients.http_damage import attack
 from loadtest.clients.http_departures import depart
 from loadtest.clients.topics import create_topic
-from loadtest.gateway import GatewayProcess, process_resident
+from loadtest.gateway import GatewayProcess, process_descriptors, process_resident, read_metrics
 from loadtest.verify import stored
 
 SETTINGS: Final = {
@@ -96,12 +97,10 @@ class Hostile:
         for topic in (self._honest, self._target, self._silent):
             await create_topic(self._gateway.kafka, topic, 1)
         first = int(self._requests * WARM_UP)
-        async with asyncio.TaskGroup() as group:
-            honest = group.create_task(self._publish())
-            await self._attack(range(first))
+        async with beside(self._publish()):
+            await in_turn(range(first), self._one, self._at_once)
             before = await self._settled()
-            await self._attack(range(first, self._requests))
-            honest.cancel()
+            await in_turn(range(first, self._requests), self._one, self._at_once)
         after = await self._settled(before)
         lost = await self._lost()
         self._check(before, after, lost)
@@ -127,17 +126,6 @@ class Hostile:
         if after.resident > before.resident + GROWTH:
             self._problems.append(f"memory: {before.resident}, then {after.resident} bytes")
         self._problems += self._gateway.bugs()
-
-    async def _attack(self, numbers: range) -> None:
-        waiting = iter(numbers)
-
-        async def work() -> None:
-            for number in waiting:
-                await self._one(number)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._at_once):
-                group.create_task(work())
 
     async def _one(self, number: int) -> None:
         rng = random.Random(f"{self._seed}/{number}")
@@ -206,9 +194,6 @@ class Hostile:
         there = {record.offset: record.value async for record in stored(self._gateway.kafka, self._honest)}
         return sum(there.get(offset) != b"%d" % number for number, offset in enumerate(self._acknowledged))
 
-    def _descriptors(self) -> int:
-        return len([*Path(f"/proc/{self._gateway.pid}/fd").iterdir()])
-
     async def _settled(self, before: Figures | None = None) -> Figures:
         """Wait until the requests' leftovers are released, except the honest client's connection.
 
@@ -219,13 +204,11 @@ class Hostile:
         connection = await Connection.open(self._gateway.address("management"))
         try:
             while True:
-                text = (await connection.ask("GET", "/metrics")).decode()
-                found = {
-                    name: float(value)
-                    for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-                }
+                found = read_metrics((await connection.ask("GET", "/metrics")).decode())
                 left = {name: found[name] for name in BACK if found[name] > (not name.endswith("_instances"))}
-                figures = Figures(self._descriptors(), int(found[TASKS]), process_resident(self._gateway.pid))
+                figures = Figures(
+                    process_descriptors(self._gateway.pid), int(found[TASKS]), process_resident(self._gateway.pid)
+                )
                 if before is not None and figures.tasks > before.tasks + 2 * POOLED:
                     left[TASKS] = figures.tasks
                 if not left:

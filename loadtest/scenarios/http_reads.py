@@ -7,10 +7,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from aiokafka import AIOKafkaProducer
-
 from loadtest.bench.http_client import Connection
-from loadtest.clients.topics import create_topic
+from loadtest.clients.topics import create_topic, store
 from loadtest.gateway import GatewayProcess, process_cpu, process_resident
 
 PARTITIONS: Final = 3
@@ -23,7 +21,13 @@ LEAST: Final = 8 * 1024 * 1024
 
 
 class Plan(NamedTuple):
-    """Parameters: rounds, records, and bytes of each value."""
+    """Parameters.
+
+    Attributes:
+        rounds: how often all records are read.
+        records: read in each round.
+        size: bytes of a record's value.
+    """
 
     rounds: int = 20
     records: int = 400_000
@@ -41,14 +45,8 @@ class Round(NamedTuple):
 async def fill(bootstrap: str, topic: str, plan: Plan) -> None:
     """Create the topic and its records."""
     await create_topic(bootstrap, topic, PARTITIONS)
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20, max_batch_size=1 << 18)
-    await producer.start()
-    try:
-        value = json.dumps({"text": "x" * max(0, plan.size - len('{"text": ""}'))}).encode()
-        for number in range(plan.records):
-            await producer.send(topic, value, partition=number % PARTITIONS)
-    finally:
-        await producer.stop()
+    value = json.dumps({"text": "x" * max(0, plan.size - len('{"text": ""}'))}).encode()
+    await store(bootstrap, topic, PARTITIONS, [value] * plan.records)
 
 
 async def read_all(connection: Connection, topic: str, name: str, expected: int) -> int:

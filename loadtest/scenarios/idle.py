@@ -11,19 +11,19 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, cast
 
 import aiohttp
 
-from loadtest.beside import beside
+from loadtest.beside import beside, in_turn
+from loadtest.clients.joining import C, join
 from loadtest.clients.mqtt import Publisher, publishes
 from loadtest.clients.mqtt_wire import Splitter, connect_packet, subscribe_packet
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import loop_cpu, process_cpu, process_resident
 from loadtest.numbering import Numbering
-from loadtest.scenarios.memory import Scales, in_turn
+from loadtest.scenarios.memory import Scales
 
 ADDRESS_PORTS: Final = 1_000  # connections per local address: finding a port is slow when many are used
 SPARE_FILES: Final = 500  # for the gateway's connections to Kafka, listeners and reserve
@@ -31,7 +31,6 @@ SCRAPES: Final = 5
 TICK_S: Final = 0.02
 PATIENCE_S: Final = 60.0
 PINGREQ: Final = b"\xc0\x00"
-C = TypeVar("C", bound=asyncio.Protocol)
 
 
 class Plan(NamedTuple):
@@ -169,7 +168,7 @@ class Idle:
         data = connect_packet(name, keep_alive_s=self._plan.keep_alive)
         data += subscribe_packet(1, [(f"{self._topic}/{number}", 1)])
         async with asyncio.timeout(PATIENCE_S):
-            client = await self.open(partial(Silent, data), number)
+            client = await self.open(Silent(data), number)
             if client.ready is not None:
                 await client.ready
         self._clients[number] = client
@@ -198,11 +197,9 @@ class Idle:
                 if transport is not None:
                     transport.write(PINGREQ)
 
-    async def open(self, make: Callable[[], C], number: int) -> C:
+    async def open(self, client: C, number: int) -> C:
         """Connect client `number`, from one of several local addresses, since each has a limited number of ports."""
-        local = (f"127.0.1.{number // ADDRESS_PORTS}", 0)
-        loop = asyncio.get_running_loop()
-        return (await loop.create_connection(make, *self._gateway.address, local_addr=local))[1]
+        return await join(client, self._gateway.address, local_addr=(f"127.0.1.{number // ADDRESS_PORTS}", 0))
 
     async def metrics(self) -> bytes:
         """Return the metrics."""
@@ -223,14 +220,11 @@ class Idle:
         number = len(self._clients) // 2
         client, plan = self._clients[number], self._plan
         wanted = client.received + plan.messages
-        pace = Pace(100, None)
         packets = publishes(f"{self._topic}/{number}", [b"%0100d" % one for one in range(plan.messages)])
-        make = partial(Publisher, f"{self._topic}-publisher", packets, pace, lambda first, behind: None)
-        publisher = await self.open(make, 0)
+        publisher = await self.open(Publisher(f"{self._topic}-publisher", packets, Pace(100, None)), 0)
         await publisher.connected
         used, began = process_cpu(self._gateway.pid), time.perf_counter()
-        pace.start()
-        publisher.push()
+        publisher.start()
         await publisher.finished
         async with asyncio.timeout(PATIENCE_S):
             while client.received < wanted:  # noqa: ASYNC110 - counted in the client's own data_received

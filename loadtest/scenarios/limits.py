@@ -7,17 +7,20 @@ the limit counts them: MQTT payloads, AMQP messages, HTTP bodies and events.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import aiohttp
 
+from loadtest.beside import beside
 from loadtest.clients import amqp, mqtt
 from loadtest.clients.amqp_messages import minimal
 from loadtest.clients.amqp_receiver import Receiver
+from loadtest.clients.joining import join
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from loadtest.clients.topics import create_topic
@@ -62,24 +65,21 @@ def settings(plan: Plan) -> Mapping[str, str]:
 
 
 Count = Callable[[], float]
-Part = Callable[[GatewayProcess, Plan, str], AsyncGenerator[Count, None]]
+Part = Callable[[GatewayProcess, Plan, str], contextlib.AbstractAsyncContextManager[Count]]
+"""Sends or receives as much as it may during a block, and yields a count of the bytes."""
 
 
 async def measure(gateway: GatewayProcess, name: str, plan: Plan) -> Passed:
     """Measure one part on its own topic."""
     topic = f"limits-{secrets.token_hex(4)}"
     await create_topic(gateway.kafka, topic, 1)
-    part = PARTS[name](gateway, plan, topic)
-    try:
-        count = await anext(part)
+    async with PARTS[name](gateway, plan, topic) as count:
         while count() < 2 * plan.rate:  # noqa: ASYNC110 - the burst, and as much again
             await asyncio.sleep(_TICK_S)
         began, before = await _change(count)
         await asyncio.sleep(plan.seconds)
         ended, after = await _change(count)
         return Passed(name, (after - before) / (ended - began))
-    finally:
-        await part.aclose()
 
 
 async def _change(count: Count) -> tuple[float, float]:
@@ -95,31 +95,32 @@ def _messages(plan: Plan) -> list[bytes]:
     return [b"x" * plan.size] * (int(plan.rate / plan.size * (plan.seconds + 4)) + 2 * WINDOW)
 
 
-async def _send(sender: Sender, address: tuple[str, int], size: int) -> Count:
-    await asyncio.get_running_loop().create_connection(lambda: sender, *address)
-    await sender.connected
-    sender.pace.start()
-    sender.push()
-    return lambda: sender.answered * size
+async def _send(sender: Sender, address: tuple[str, int]) -> None:
+    await sender.join(address)
+    sender.start()
 
 
-async def _mqtt_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+@contextlib.asynccontextmanager
+async def _mqtt_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncIterator[Count]:
     packets = mqtt.publishes(f"{topic}/a", _messages(plan))
-    sender = mqtt.Publisher(topic, packets, Pace(200, None), lambda *_: None)
-    yield await _send(sender, gateway.address("mqtt"), plan.size)
-    sender.finished.cancel()
-    sender.close()
+    sender = mqtt.Publisher(topic, packets, Pace(200, None))
+    await _send(sender, gateway.address("mqtt"))
+    yield lambda: sender.answered * plan.size
+    sender.abandon()
 
 
-async def _amqp_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+@contextlib.asynccontextmanager
+async def _amqp_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncIterator[Count]:
     payloads = _messages(plan)
-    sender = amqp.Sender(topic, topic, amqp.transfers(payloads), Pace(WINDOW, None), lambda *_: None)
-    yield await _send(sender, gateway.address("amqp"), len(minimal(0, payloads[0])))
-    sender.finished.cancel()
-    sender.close()
+    size = len(minimal(0, payloads[0]))
+    sender = amqp.Sender(topic, topic, amqp.transfers(payloads), Pace(WINDOW, None))
+    await _send(sender, gateway.address("amqp"))
+    yield lambda: sender.answered * size
+    sender.abandon()
 
 
-async def _http_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+@contextlib.asynccontextmanager
+async def _http_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncIterator[Count]:
     """Send requests, and repeat refused ones after their Retry-After."""
     body = json.dumps({"records": [{"value": "x" * plan.size}] * BATCH})
     taken = 0
@@ -136,11 +137,12 @@ async def _http_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGene
                     answer.raise_for_status()
                     taken += len(body)
 
-    async for count in _while(post(), lambda: taken):
-        yield count
+    async with beside(post()):
+        yield lambda: taken
 
 
-async def _upload_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+@contextlib.asynccontextmanager
+async def _upload_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncIterator[Count]:
     """Send one endless body; each line of the response means that a line's bytes were accepted."""
     line = json.dumps({"value": "x" * plan.size}).encode() + b"\n"
     taken = 0
@@ -160,11 +162,12 @@ async def _upload_in(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGe
             async for _ in answer.content:
                 taken += len(line)
 
-    async for count in _while(upload(), lambda: taken):
-        yield count
+    async with beside(upload()):
+        yield lambda: taken
 
 
-async def _mqtt_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+@contextlib.asynccontextmanager
+async def _mqtt_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncIterator[Count]:
     came = 0
 
     def take(payload: bytes) -> None:
@@ -172,21 +175,20 @@ async def _mqtt_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGen
         came += len(payload)
 
     reader = mqtt.Subscriber(topic, f"{topic}/#", 1, take)
-    await asyncio.get_running_loop().create_connection(lambda: reader, *gateway.address("mqtt"))
-    await reader.subscribed
+    await (await join(reader, gateway.address("mqtt"))).subscribed
     # The subscriber gets only new messages: each of these senders alone reaches its limit.
     packets = mqtt.publishes(f"{topic}/a", _messages(plan))
-    senders = [mqtt.Publisher(f"{topic}-{n}", packets, Pace(200, None), lambda *_: None) for n in range(SENDERS)]
+    senders = [mqtt.Publisher(f"{topic}-{n}", packets, Pace(200, None)) for n in range(SENDERS)]
     for sender in senders:
-        await _send(sender, gateway.address("mqtt"), plan.size)
+        await _send(sender, gateway.address("mqtt"))
     yield lambda: came
     reader.close()
     for sender in senders:
-        sender.finished.cancel()
-        sender.close()
+        sender.abandon()
 
 
-async def _amqp_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+@contextlib.asynccontextmanager
+async def _amqp_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncIterator[Count]:
     came = 0
 
     def take(message: bytes, _at: float) -> None:
@@ -195,13 +197,13 @@ async def _amqp_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGen
 
     await _store(gateway, plan, topic)
     reader = Receiver(topic, topic, size=0, first=True, on_message=take, keep=False)
-    transport, _ = await asyncio.get_running_loop().create_connection(lambda: reader, *gateway.address("amqp"))
-    await reader.attached
+    await (await join(reader, gateway.address("amqp"))).attached
     yield lambda: came
-    transport.close()
+    reader.close()
 
 
-async def _events_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+@contextlib.asynccontextmanager
+async def _events_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncIterator[Count]:
     await _store(gateway, plan, topic)
     came = 0
 
@@ -214,11 +216,12 @@ async def _events_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncG
             async for part in answer.content.iter_any():
                 came += len(part)
 
-    async for count in _while(read(), lambda: came):
-        yield count
+    async with beside(read()):
+        yield lambda: came
 
 
-async def _pages_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGenerator[Count, None]:
+@contextlib.asynccontextmanager
+async def _pages_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncIterator[Count]:
     """Read one page after the other; after a refusal, wait for its Retry-After."""
     await _store(gateway, plan, topic)
     came = 0
@@ -238,24 +241,8 @@ async def _pages_out(gateway: GatewayProcess, plan: Plan, topic: str) -> AsyncGe
                     came += len(page)
                     position = answer.headers["Next-Position"]
 
-    async for count in _while(read(), lambda: came):
-        yield count
-
-
-async def _while(work: Coroutine[Any, Any, None], count: Count) -> AsyncGenerator[Count, None]:
-    """Yield the count while endless work runs."""
-    working = asyncio.create_task(work)
-
-    def checked() -> float:
-        if working.done():
-            working.result()
-        return count()
-
-    try:
-        yield checked
-    finally:
-        working.cancel()
-        await asyncio.wait([working])
+    async with beside(read()):
+        yield lambda: came
 
 
 async def _store(gateway: GatewayProcess, plan: Plan, topic: str) -> None:
@@ -264,11 +251,11 @@ async def _store(gateway: GatewayProcess, plan: Plan, topic: str) -> None:
     each = max(1, plan.rate // plan.size // 2)  # half of a burst
     parts = [payloads[at : at + each] for at in range(0, len(payloads), each)]
     senders = [
-        mqtt.Publisher(f"{topic}-{number}", mqtt.publishes(f"{topic}/a", part), Pace(200, None), lambda *_: None)
+        mqtt.Publisher(f"{topic}-{number}", mqtt.publishes(f"{topic}/a", part), Pace(200, None))
         for number, part in enumerate(parts)
     ]
     for sender in senders:
-        await _send(sender, gateway.address("mqtt"), plan.size)
+        await _send(sender, gateway.address("mqtt"))
     for sender in senders:
         await sender.finished
         sender.close()

@@ -194,17 +194,8 @@ class Many:
 
     async def _turns(self) -> tuple[int, float]:
         """Return the number of slow turns in the gateway, and its longest one in seconds."""
-        host, port = self._gateway.address("management")
-        found = {SLOW: 0.0, LONGEST: 0.0}
-        async with (
-            aiohttp.ClientSession() as http,
-            http.get(f"http://{host}:{port}/metrics") as answer,
-        ):
-            for line in (await answer.text()).splitlines():
-                name, _, value = line.partition(" ")
-                if name in found:
-                    found[name] = float(value)
-        return int(found[SLOW]), found[LONGEST]
+        metrics = await self._gateway.metrics()
+        return int(metrics.get(SLOW, 0)), metrics.get(LONGEST, 0.0)
 
     # AMQP
 

@@ -10,10 +10,11 @@ import asyncio
 import resource
 import struct
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, cast
 
+from loadtest.beside import in_turn
+from loadtest.clients.joining import join
 from loadtest.clients.mqtt import Publisher, publishes
 from loadtest.clients.mqtt_wire import Splitter, connect_packet, read_varint, subscribe_packet
 from loadtest.clients.pace import Pace
@@ -22,7 +23,6 @@ from loadtest.gateway import process_resident
 from loadtest.numbering import Numbering
 from loadtest.verify import Arrivals
 
-AT_ONCE: Final = 50
 WARM_UP: Final = 1000  # sessions before the first measurement
 EXPIRY_S: Final = 3600
 STEP_S: Final = 60.0  # timeout of one connection's step
@@ -30,9 +30,15 @@ FILES: Final = 65_536
 
 
 class Crowd(NamedTuple):
-    """The number of connections, of sessions, of messages for each, and of sessions that reconnect.
+    """Parameters.
 
-    `settle` is the pause in seconds before the gateway is measured.
+    Attributes:
+        connections: idle ones.
+        sessions: offline ones.
+        backlog: messages queued for each session.
+        returning: sessions that reconnect to get them.
+        payload: bytes.
+        settle: seconds before each measurement.
     """
 
     connections: int = 10_000
@@ -225,8 +231,7 @@ async def _connections(gateway: Scales, crowd: Crowd, numbering: Numbering) -> f
 
     async def connect(number: int) -> None:
         data = connect_packet(f"{numbering.run}-idle-{number}", keep_alive_s=600)
-        step = await _step(gateway, partial(Step, data, [0x20]))
-        steps.append(step)
+        steps.append(await _step(gateway, Step(data, [0x20])))
 
     await in_turn(range(crowd.connections), connect)
     weight = (await _settled(gateway, crowd) - before) / max(1, crowd.connections)
@@ -244,30 +249,24 @@ async def _sessions(
     async def make(number: int) -> None:
         data = connect_packet(f"{numbering.run}-{kind}-{number}", session_expiry_s=EXPIRY_S)
         data += subscribe_packet(1, [(topic_filter, 1)])
-        step = await _step(gateway, partial(Step, data, [0x20, 0x90], b"\xe0\x00"))
+        step = await _step(gateway, Step(data, [0x20, 0x90], b"\xe0\x00"))
         assert step.transport is not None
         step.transport.close()
 
     await in_turn(numbers, make)
 
 
-async def _step(gateway: Scales, make: Callable[[], Step]) -> Step:
+async def _step(gateway: Scales, step: Step) -> Step:
     async with asyncio.timeout(STEP_S):
-        _, step = await asyncio.get_running_loop().create_connection(make, *gateway.address)
-        await step.done
+        await (await join(step, gateway.address)).done
     return step
 
 
 async def _publish(gateway: Scales, topic: str, numbering: Numbering, crowd: Crowd) -> None:
     payloads = [numbering.payload(0, sequence, crowd.payload) for sequence in range(crowd.backlog)]
-    pace = Pace(50, None)
-    make = partial(
-        Publisher, f"{topic}-publisher", publishes(f"{topic}/news", payloads), pace, lambda first, behind: None
-    )
-    _, publisher = await asyncio.get_running_loop().create_connection(make, *gateway.address)
-    await publisher.connected
-    pace.start()
-    publisher.push()
+    publisher = Publisher(f"{topic}-publisher", publishes(f"{topic}/news", payloads), Pace(50, None))
+    await publisher.join(gateway.address)
+    publisher.start()
     await publisher.finished
     publisher.close()
 
@@ -279,8 +278,7 @@ async def _return(gateway: Scales, numbering: Numbering, crowd: Crowd, problems:
     async def reconnect(number: int) -> None:
         nonlocal good
         name = f"{numbering.run}-session-{number}"
-        make = partial(Returning, name, numbering, crowd.backlog)
-        _, client = await asyncio.get_running_loop().create_connection(make, *gateway.address)
+        client = await join(Returning(name, numbering, crowd.backlog), gateway.address)
         try:
             async with asyncio.timeout(STEP_S):
                 await client.done
@@ -300,16 +298,3 @@ async def _return(gateway: Scales, numbering: Numbering, crowd: Crowd, problems:
     step = max(1, crowd.sessions // max(1, crowd.returning))
     await in_turn(range(0, step * crowd.returning, step), reconnect)
     return good
-
-
-async def in_turn(numbers: Sequence[int], work: Callable[[int], Awaitable[None]], at_once: int = AT_ONCE) -> None:
-    """Run `work` for every number, `at_once` at a time."""
-    todo = iter(numbers)
-
-    async def worker() -> None:
-        for number in todo:
-            await work(number)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(at_once):
-            group.create_task(worker())

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
-import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -20,8 +18,9 @@ from typing import Any, Final, NamedTuple, cast
 
 from aiokafka import AIOKafkaConsumer
 
+from loadtest.clients.joining import join
 from loadtest.clients.mqtt_wire import Splitter, connect_packet
-from loadtest.gateway import GatewayProcess
+from loadtest.gateway import GatewayProcess, frozen
 from loadtest.scenarios.rolling import at
 
 ANSWER_S: Final = 15.0  # timeout of CONNACK
@@ -139,8 +138,7 @@ class Device:
         socket = Socket(self._greeting, address)
         try:
             async with asyncio.timeout(ANSWER_S):
-                await asyncio.get_running_loop().create_connection(lambda: socket, *address)
-                accepted = await socket.answered == 0
+                accepted = await (await join(socket, address)).answered == 0
         except (OSError, TimeoutError):
             accepted = False
         if not accepted:
@@ -217,9 +215,8 @@ class Presence:
         self._bootstrap = bootstrap
         self._gateways: list[GatewayProcess] = []
         for number in range(plan.gateways):
-            place = directory / f"gateway-{number + 1}"
-            place.mkdir(parents=True, exist_ok=True)
             environment = {"TRIVIUM_PRESENCE__TOPIC": self._topic}
+            place = directory / f"gateway-{number + 1}"
             self._gateways.append(GatewayProcess(place, bootstrap, environment=environment))
         self._devices = [Device(f"{self._run}-{number}", kept=number % KEPT == 0) for number in range(plan.devices)]
         self._alive = set(range(plan.gateways))
@@ -313,11 +310,8 @@ class Presence:
         """Stop a gateway for a while; its clients do not notice unless they send."""
         gateway = self._gateways[which]
         self._alive.discard(which)
-        os.kill(gateway.pid, signal.SIGSTOP)
-        try:
+        with frozen(gateway.pid):
             await asyncio.sleep(self._plan.frozen)
-        finally:
-            os.kill(gateway.pid, signal.SIGCONT)
         self._alive.add(which)
         self._say(f"gateway {which + 1} was frozen for {self._plan.frozen:g} s")
 

@@ -16,9 +16,9 @@ from loadtest.clients.topics import create_topic
 from loadtest.faults.load import Load, Stored, Terms
 from loadtest.gateway import GatewayProcess
 from loadtest.scenarios.steady import PROTOCOLS
+from loadtest.waiting import until
 
 GATEWAYS: Final = 3
-STEP_S: Final = 0.05
 LIMIT_S: Final = 120.0  # timeout of a restart, and of acknowledgements to all senders
 PROBE_S: Final = 0.05  # interval of round trips
 
@@ -146,11 +146,10 @@ class Rolling:
         self._plan = plan
         self._say = say
         self._bootstrap = bootstrap
-        self._gateways: list[GatewayProcess] = []
-        for number in range(GATEWAYS):
-            place = directory / f"gateway-{number + 1}"
-            place.mkdir(parents=True, exist_ok=True)
-            self._gateways.append(GatewayProcess(place, bootstrap, environment=environment))
+        self._gateways = [
+            GatewayProcess(directory / f"gateway-{number + 1}", bootstrap, environment=environment)
+            for number in range(GATEWAYS)
+        ]
 
     async def run(self) -> Rolled:
         """Start everything, restart each gateway, verify."""
@@ -162,12 +161,12 @@ class Rolling:
             listeners = (*PROTOCOLS, "management")
             addresses = [{name: one.address(name) for name in listeners} for one in self._gateways]
             balancer = await stack.enter_async_context(balancing(addresses, PROTOCOLS))
-            await _until(lambda: all(balancer.ready), "every gateway is ready")
+            await until(lambda: all(balancer.ready), "every gateway is ready", LIMIT_S)
             terms = Terms(plan.connections, plan.window, plan.rate, plan.size, plan.exactly, plan.tick)
             load = Load(Fleet(balancer, self._gateways), self._bootstrap, terms)  # type: ignore[arg-type]
             group = await stack.enter_async_context(asyncio.TaskGroup())
             await load.start(group)
-            await _until(load.progressed(), "every sender has an acknowledgement")
+            await until(load.progressed(), "every sender has an acknowledgement", LIMIT_S)
             round_trips: list[float] = []
             probe = group.create_task(_probe(self._bootstrap, f"{load.topic('mqtt')}-probe", round_trips))
             began = len(balancer.connects)
@@ -196,8 +195,8 @@ class Rolling:
             if gateway.exit_code != 0:
                 faults.append(f"gateway {number + 1} ended with exit code {gateway.exit_code}")
             await gateway.start()
-            await _until(lambda number=number: balancer.ready[number], "the gateway is ready again")  # type: ignore[misc]
-            await _until(load.progressed(), "every sender has an acknowledgement again")
+            await until(lambda number=number: balancer.ready[number], "the gateway is ready again", LIMIT_S)  # type: ignore[misc]
+            await until(load.progressed(), "every sender has an acknowledgement again", LIMIT_S)
             self._say(f"gateway {number + 1}: drained in {took:.1f} s, {len(load.pauses) - moved} clients moved")
         await asyncio.sleep(self._plan.between)
         return faults
@@ -227,13 +226,3 @@ def _fullest(times: list[float]) -> int:
             first += 1
         most = max(most, number - first + 1)
     return most
-
-
-async def _until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition; a TimeoutError names it."""
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            while not condition():  # noqa: ASYNC110 - there is no event to wait for
-                await asyncio.sleep(STEP_S)
-    except TimeoutError:
-        raise TimeoutError(f"not within {LIMIT_S:g} s: {what}") from None

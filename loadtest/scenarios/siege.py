@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import collections
 import contextlib
-import struct
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Final
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from loadtest.beside import beside
+from loadtest.clients.mqtt_wire import connect_packet
 from loadtest.gateway import GatewayProcess, process_resident
 
 STRANGER: Final = "127.0.0.2"
@@ -30,11 +30,9 @@ MEBIBYTE: Final = 1 << 20
 
 async def log_in(address: tuple[str, int], password: str, local: str = "127.0.0.1") -> int:
     """Connect as `ann` with a password, and return CONNACK's reason code."""
-    parts = [b"siege-" + password.encode(), b"ann", password.encode()]
-    body = b"\0\x04MQTT\x05\xc2\0\x3c\0" + b"".join(struct.pack("!H", len(part)) + part for part in parts)
     reader, writer = await asyncio.open_connection(*address, local_addr=(local, 0))
     try:
-        writer.write(b"\x10" + bytes([len(body)]) + body)
+        writer.write(connect_packet(f"siege-{password}", "ann", password))
         return (await reader.readexactly(4))[3]
     finally:
         writer.close()
@@ -61,11 +59,10 @@ async def flood(address: tuple[str, int], attempts: int) -> tuple[float, dict[in
 
 async def heads(gateway: GatewayProcess, count: int, fields: int) -> list[int]:
     """Return resident MiB before, with and after `count` endless request heads."""
-    host, _, port = str(gateway.addresses["http"]).rpartition(":")
     sizes = [process_resident(gateway.pid)]
     writers = []
     for _ in range(count):
-        _, writer = await asyncio.open_connection(host, int(port))
+        _, writer = await asyncio.open_connection(*gateway.address("http"))
         writer.write(b"GET /topics HTTP/1.1\r\nHost: 127.0.0.1\r\n")
         writer.writelines(b"X-%d: %b\r\n" % (number, b"x" * FIELD_BYTES) for number in range(fields))
         writers.append(writer)
@@ -94,8 +91,7 @@ async def main() -> None:
         gateway = GatewayProcess(path, given.bootstrap, environment=settings)
         await gateway.start()
         try:
-            host, _, port = str(gateway.addresses["mqtt"]).rpartition(":")
-            took, answers = await flood((host, int(port)), given.attempts)
+            took, answers = await flood(gateway.address("mqtt"), given.attempts)
             print(f"a valid login amid {given.attempts} wrong ones: {took:.2f} s; their answers so far: {answers}")
             before, during, after = await heads(gateway, given.heads, given.fields)
             print(f"{given.heads} endless heads: {before} MiB resident before, {during} with them, {after} after")

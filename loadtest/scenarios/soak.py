@@ -23,6 +23,7 @@ import aiohttp
 from loadtest import plot
 from loadtest.beside import beside
 from loadtest.clients import amqp_receiver, mqtt
+from loadtest.clients.joining import join
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from loadtest.clients.topics import create_topic
@@ -211,16 +212,9 @@ class Soak:
 
     async def _look(self, began: float) -> Sample:
         pid = self._gateway.pid
-        host, port = self._gateway.address("management")
         tasks = -1
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http,
-                http.get(f"http://{host}:{port}/metrics") as answer,
-            ):
-                for line in (await answer.text()).splitlines():
-                    if line.startswith(f"{TASKS} "):
-                        tasks = int(float(line.split()[1]))
+            tasks = int((await self._gateway.metrics()).get(TASKS, -1))
         return Sample(
             round(time.perf_counter() - began, 1),
             process_resident(pid),
@@ -269,8 +263,7 @@ class Soak:
         quality = QUALITIES[number % len(QUALITIES)] if protocol == "mqtt" else 1
         prefix = f"{self._numbering.run}-{protocol}-{number}"
         load = Load(
-            protocol, f"{self._gateway.address(protocol)[0]}:{self._gateway.address(protocol)[1]}", topic,
-            plan.connections, size=plan.size, qos=quality,
+            protocol, self._gateway.addresses[protocol], topic, plan.connections, size=plan.size, qos=quality,
         )  # fmt: skip
         got = [0] * len(readers)
         moved = loop.time()
@@ -310,8 +303,7 @@ class Soak:
                 await asyncio.sleep(TICK_S)
 
     async def _senders(self, load: Load, prefix: str, count: int) -> list[Sender]:
-        plan, loop = self._plan, asyncio.get_running_loop()
-        host, port = self._gateway.address(load.protocol)
+        plan = self._plan
         ledger = Ledger()
         senders: list[Sender] = []
         rate = None if plan.rate is None else plan.rate / plan.connections
@@ -321,9 +313,8 @@ class Soak:
                 continue
             payloads = [self._numbering.payload(number, sequence, plan.size) for sequence in range(some)]
             pace = Pace(load.window, rate, phase=1 - number / plan.connections)
-            make = make_sender(load, number, payloads, pace, ledger)
-            _, one = await loop.create_connection(make, host, port)
-            senders.append(one)
+            one = make_sender(load, number, payloads, pace, ledger)
+            senders.append(await join(one, self._gateway.address(load.protocol)))
         await asyncio.gather(*(one.connected for one in senders))
         for one in senders:
             one.pace.start()
@@ -333,8 +324,8 @@ class Soak:
 
     @contextlib.asynccontextmanager
     async def _subscriber(self, topic: str, prefix: str, on_messages: Callable[[int], None]) -> AsyncIterator[None]:
-        make = partial(mqtt.Subscriber, f"{prefix}-s", f"{topic}/#", 1, lambda _: on_messages(1))
-        _, one = await asyncio.get_running_loop().create_connection(make, *self._gateway.address("mqtt"))
+        one = mqtt.Subscriber(f"{prefix}-s", f"{topic}/#", 1, lambda _: on_messages(1))
+        await join(one, self._gateway.address("mqtt"))
         try:
             await asyncio.wait_for(asyncio.shield(one.subscribed), self._plan.patience)
             yield
@@ -343,10 +334,8 @@ class Soak:
 
     @contextlib.asynccontextmanager
     async def _receiver(self, topic: str, prefix: str, on_messages: Callable[[int], None]) -> AsyncIterator[None]:
-        make = partial(
-            amqp_receiver.Receiver, f"{prefix}-r", topic, size=self._plan.size, on_message=lambda *_: on_messages(1)
-        )
-        _, one = await asyncio.get_running_loop().create_connection(make, *self._gateway.address("amqp"))
+        one = amqp_receiver.Receiver(f"{prefix}-r", topic, size=self._plan.size, on_message=lambda *_: on_messages(1))
+        await join(one, self._gateway.address("amqp"))
         try:
             await asyncio.wait_for(asyncio.shield(one.attached), self._plan.patience)
             yield

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Final, NamedTuple
 
 from loadtest.clients import amqp, mqtt, rest
 from loadtest.clients.amqp_messages import Kind, keyed
+from loadtest.clients.joining import join
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from loadtest.gateway import process_cpu
@@ -63,25 +62,22 @@ class Measured(NamedTuple):
 
 async def send(load: Load, numbering: Numbering, ledger: Ledger, pid: int | None = None) -> Measured:
     """Run one load to its end; each connection is one sender with one key, so its order can be verified."""
-    loop = asyncio.get_running_loop()
     host, _, port = load.address.rpartition(":")
+    address = host, int(port)
     per_connection = load.messages // load.connections
     rate = None if load.rate is None else load.rate / load.connections
     if load.qos == 0:
-        await _warm_up(load, host, int(port))
+        await _warm_up(load, address)
     senders: list[Sender] = []
     for number in range(load.connections):
         payloads = [numbering.payload(number, sequence, load.size) for sequence in range(per_connection)]
         pace = Pace(load.window, rate, phase=1 - number / load.connections)
-        make = make_sender(load, number, payloads, pace, ledger)
-        _, one = await loop.create_connection(make, host, int(port))
-        senders.append(one)
+        senders.append(await join(make_sender(load, number, payloads, pace, ledger), address))
     await asyncio.gather(*(sender.connected for sender in senders))
     cpu = process_cpu(pid) if pid is not None else 0.0
     started = time.perf_counter()
     for sender in senders:
-        sender.pace.start()
-        sender.push()
+        sender.start()
     results = await _until_finished(senders, paced=rate is not None)
     seconds = time.perf_counter() - started
     cpu = process_cpu(pid) - cpu if pid is not None else 0.0
@@ -109,14 +105,11 @@ async def verify_load(bootstrap: str, load: Load, numbering: Numbering, ledger: 
     return (await read_topic(bootstrap, load.topic, numbering, by_partition=load.topics > 0)).verdict(ledger)
 
 
-async def _warm_up(load: Load, host: str, port: int) -> None:
+async def _warm_up(load: Load, address: tuple[str, int]) -> None:
     """Send one message at QoS 1, because a QoS 0 flood cannot be paused while its topic is looked up."""
-    pace = Pace(1, None)
-    pace.start()
-    make = partial(
-        mqtt.Publisher, "load-warm-up", mqtt.publishes(f"{load.topic}/warm-up", [b"warm-up"]), pace, lambda *_: None
-    )
-    _, one = await asyncio.get_running_loop().create_connection(make, host, port)
+    one = mqtt.Publisher("load-warm-up", mqtt.publishes(f"{load.topic}/warm-up", [b"warm-up"]), Pace(1, None))
+    await one.join(address)
+    one.start()
     await one.finished
     one.close()
 
@@ -130,8 +123,8 @@ async def _until_finished(senders: list[Sender], *, paced: bool) -> list[BaseExc
     return await finished
 
 
-def make_sender(load: Load, sender: int, payloads: list[bytes], pace: Pace, ledger: Ledger) -> Callable[[], Sender]:
-    """Return a factory of the load's kind of sender, for `create_connection`."""
+def make_sender(load: Load, sender: int, payloads: list[bytes], pace: Pace, ledger: Ledger) -> Sender:
+    """Return a sender of the load's kind, not connected."""
 
     def acknowledge(first: int, behind: int) -> None:
         ledger.acknowledge_run(sender, first, behind)
@@ -140,11 +133,11 @@ def make_sender(load: Load, sender: int, payloads: list[bytes], pace: Pace, ledg
     if load.protocol == "mqtt":
         topic = f"{load.topic}/{key}"
         if load.qos == 0:
-            return lambda: mqtt.Flood(f"load-{key}", topic, payloads, pace, acknowledge)
+            return mqtt.Flood(f"load-{key}", topic, payloads, pace, acknowledge)
         packets = mqtt.publishes(topic, payloads, load.qos, topics=load.topics)
-        return lambda: mqtt.Publisher(f"load-{key}", packets, pace, acknowledge, qos=load.qos)
+        return mqtt.Publisher(f"load-{key}", packets, pace, acknowledge, qos=load.qos)
     if load.protocol == "amqp":
         transfers = amqp.transfers(payloads, load.kind or keyed(key))
-        return lambda: amqp.Sender(key, load.topic, transfers, pace, acknowledge)
+        return amqp.Sender(key, load.topic, transfers, pace, acknowledge)
     posts = rest.requests(load.address, load.topic, payloads, batch=load.batch, key=key)
-    return lambda: rest.Producer(posts, len(payloads), pace, acknowledge, batch=load.batch)
+    return rest.Producer(posts, len(payloads), pace, acknowledge, batch=load.batch)

@@ -212,7 +212,7 @@ class Flood:
         async with _modest(gateway, self._problems) as rounds, beside(watch.look()):
             await work(answers)
         topics = await _count(gateway)
-        figures = await _figures(gateway)
+        figures = await gateway.metrics()
         part = Part(
             name, time.monotonic() - began, answers, topics, int(figures["trivium_topics_partitions"]), watch.most,
             process_cpu(gateway.pid) - cpu, process_resident(gateway.pid), rounds,
@@ -422,12 +422,3 @@ async def _count(gateway: GatewayProcess) -> int:
         return sum(1 for name in await admin.list_topics() if not name.startswith("__"))
     finally:
         await admin.close()
-
-
-async def _figures(gateway: GatewayProcess) -> dict[str, float]:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"http://{gateway.addresses['management']}/metrics") as response,
-    ):
-        lines = (line.rsplit(" ", 1) for line in (await response.text()).splitlines() if line[:1] != "#")
-        return {name: float(value) for name, value in lines}

@@ -6,7 +6,6 @@ same broker behind a proxy. Each run is verified.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import statistics
@@ -118,7 +117,6 @@ async def _gateways(directory: Path, bootstrap: str) -> AsyncIterator[dict[str, 
         gateways = {}
         for window, settings in WINDOWS.items():
             home = directory / window.replace(" ", "-")
-            await asyncio.to_thread(home.mkdir, parents=True, exist_ok=True)
             gateway = gateways[window] = GatewayProcess(home, bootstrap, environment=settings)
             stack.push_async_callback(gateway.stop)
             await gateway.start()

@@ -13,7 +13,6 @@ import random
 import signal
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,6 +20,7 @@ import duckdb
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from loadtest.beside import beside
+from loadtest.clients.pace import at_rate
 from loadtest.spark import killing
 from loadtest.spark.job import Job
 from loadtest.spark.lakes import FORMATS, Parquet
@@ -140,13 +140,14 @@ class Upkeep:
             sys.executable, "-m", "gateway", "spark", "maintain", str(file),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        ended = asyncio.create_task(process.communicate())
-        try:
-            await asyncio.wait([ended], timeout=UPKEEP_S if kill_after_s is None else kill_after_s)
-        finally:  # also if the scenario is cancelled
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            output, _ = await ended
+        async with asyncio.TaskGroup() as group:
+            ended = group.create_task(process.communicate())
+            try:
+                await asyncio.wait([ended], timeout=UPKEEP_S if kill_after_s is None else kill_after_s)
+            finally:  # also if the scenario is cancelled
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        output, _ = ended.result()
         if process.returncode == -signal.SIGKILL and kill_after_s is not None:
             self.killed += 1
         elif process.returncode == 0:
@@ -179,14 +180,9 @@ async def _rounds(job: Job, reader: Reader, plan: Plan) -> int:
 
 
 async def _send(producer: AIOKafkaProducer, topic: str, rate: int) -> None:
-    sent: Counter[str] = Counter()
-    began = time.monotonic()
-    while True:
-        for _ in range(int((time.monotonic() - began) * rate) - sent.total()):
-            key = f"s{sent.total() % 50}"
-            await producer.send(topic, b'{"n": %d}' % sent[key], key.encode())
-            sent[key] += 1
-        await asyncio.sleep(0.01)
+    async for number in at_rate(rate):
+        place, sensor = divmod(number - 1, 50)
+        await producer.send(topic, b'{"n": %d}' % place, b"s%d" % sensor)
 
 
 async def _ends(bootstrap: str, topic: str) -> dict[TopicPartition, int]:

@@ -14,7 +14,9 @@ from typing import Final, NamedTuple
 from aiokafka import AIOKafkaProducer
 
 from loadtest.beside import beside
-from loadtest.clients.mqtt_wire import Splitter, connect_packet, publish_packet
+from loadtest.clients.joining import join
+from loadtest.clients.pace import at_rate
+from loadtest.clients.single import SinglePublisher
 from loadtest.gateway import GatewayProcess
 from loadtest.report import Latencies
 from loadtest.spark.filling import fill, in_turn
@@ -56,51 +58,6 @@ class Plan(NamedTuple):
     most: int  # the most records of a batch
     rate: int
     seconds: float
-
-
-class Client(asyncio.Protocol):
-    """A QoS 1 publisher that measures the latency of PUBACKs."""
-
-    def __init__(self) -> None:
-        self.latencies = Latencies()
-        self.refused = 0
-        self.lost = False
-        self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._splitter = Splitter()
-        self._sent: dict[int, float] = {}
-        self._packet_id = 0
-        self._transport: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send CONNECT."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(connect_packet("modest"))
-
-    def data_received(self, data: bytes) -> None:
-        """Handle CONNACK and PUBACK."""
-        for first, body in self._splitter.feed(data):
-            if first == 0x20:
-                self.connected.set_result(None)
-            elif first == 0x40:
-                self.latencies.record(time.perf_counter() - self._sent.pop(int.from_bytes(body[:2])))
-                self.refused += len(body) > 2 and body[2] >= 0x80
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Note the lost connection."""
-        self.lost = True
-
-    def publish(self, topic: str) -> None:
-        """Publish one message."""
-        if self.lost:
-            return
-        self._packet_id = self._packet_id % 65_535 + 1
-        self._sent[self._packet_id] = time.perf_counter()
-        self._transport.write(publish_packet(topic, b"{}", 1, self._packet_id))
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._transport.close()
 
 
 class Seen(NamedTuple):
@@ -168,27 +125,22 @@ def _short(job: Job) -> bool:
 
 async def _measured(bootstrap: str, mqtt: tuple[str, int], topics: Topics, rate: int, while_: Awaitable[None]) -> Seen:
     """Measure both clients during `while_`; ConnectionError if the gateway refused a message or closed the socket."""
-    client, kafka = Client(), Latencies()
-    await asyncio.get_running_loop().create_connection(lambda: client, *mqtt)
+    client, kafka = await join(SinglePublisher("modest"), mqtt), Latencies()
     await client.connected
     async with (
         AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer,
         beside(_publish(client, topics.source, rate), _produce(producer, topics.target, kafka, rate)),
     ):
         await while_
-    if client.refused or client.lost:
-        raise ConnectionError(f"{client.refused} messages were refused, connection lost: {client.lost}")
+    if client.refused:
+        raise ConnectionError(f"{client.refused} messages were refused, or the connection was lost")
     client.close()
     return Seen(client.latencies, kafka)
 
 
-async def _publish(client: Client, topic: str, rate: int) -> None:
-    number, began = 0, time.monotonic()
-    while True:
-        for _ in range(int((time.monotonic() - began) * rate) - number):
-            number += 1
-            client.publish(f"{topic}/d{number % 50}")
-        await asyncio.sleep(0.005)
+async def _publish(client: SinglePublisher, topic: str, rate: int) -> None:
+    async for number in at_rate(rate, 0.005):
+        client.publish(f"{topic}/d{number % 50}", b"{}")
 
 
 async def _produce(producer: AIOKafkaProducer, topic: str, latencies: Latencies, rate: int) -> None:

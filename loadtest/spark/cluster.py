@@ -18,6 +18,7 @@ from pathlib import Path
 from aiokafka import AIOKafkaProducer
 
 from loadtest.beside import beside
+from loadtest.clients.pace import at_rate
 from loadtest.spark.job import Job
 from loadtest.spark.readings import Sender, make_topics, settled
 from loadtest.start import start_process
@@ -124,13 +125,9 @@ async def run(bootstrap: str, directory: Path, rate: int, trigger: str) -> int:
 
 
 async def _send(sender: Sender, rate: int) -> None:
-    number, began = 0, time.monotonic()
-    while True:
-        for _ in range(int((time.monotonic() - began) * rate) - number):
-            number += 1
-            at = int(time.time() * 1000) - random.randrange(3_000)
-            await sender.send(f"s{number % SENSORS}", random.uniform(-20, 40), at)
-        await asyncio.sleep(0.01)
+    async for number in at_rate(rate):
+        at = int(time.time() * 1000) - random.randrange(3_000)
+        await sender.send(f"s{number % SENSORS}", random.uniform(-20, 40), at)
 
 
 def _free_port() -> int:

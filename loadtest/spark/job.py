@@ -26,7 +26,6 @@ class Job:
         bootstrap: Kafka's address.
         topics: topics of max-temperature; a job file names its own.
         checkpoint: its directory.
-        reports: the output lines of all its runs so far.
     """
 
     def __init__(
@@ -42,9 +41,11 @@ class Job:
         self.bootstrap = bootstrap
         self.topics = topics
         self.checkpoint = directory / "checkpoint"
-        self.reports: list[dict[str, Any]] = []
         self._ready = directory / "spark-ready.json"
         self._log = directory / "spark.err"
+        self._output = directory / "spark.out"
+        self._reports: list[dict[str, Any]] = []
+        self._read = 0  # bytes of the output
         own = ["--source", topics.source, "--target", topics.target, "--dead-letter", topics.dead_letter]
         self._argv = [
             sys.executable, "-m", "gateway", "spark", command, "max-temperature" if file is None else str(file),
@@ -53,7 +54,6 @@ class Job:
             *(own if file is None else []), *options,
         ]  # fmt: skip
         self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task[None]
 
     async def start(self) -> None:
         """Start it, and wait until it reads."""
@@ -63,22 +63,26 @@ class Job:
     async def launch(self) -> None:
         """Start it in its own process group with its JVM, without waiting."""
         self._ready.unlink(missing_ok=True)
-        with self._log.open("ab") as log:
-            process = await start_process(
-                *self._argv, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
-            )
-        self._process = process
-        self._reading = asyncio.create_task(self._read(process))
+        with self._log.open("ab") as log, self._output.open("ab") as output:
+            self._process = await start_process(*self._argv, stdout=output, stderr=log, start_new_session=True)
 
     async def wait_ready(self) -> None:
         """Wait until it reads; RuntimeError if it ended."""
         await self.wait_until(self._ready.exists, READY_S)
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        async for line in process.stdout:
-            if line.startswith(b'{"kind"'):  # spark-submit prints other lines too
-                self.reports.append(json.loads(line))
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """The output lines of all its runs so far."""
+        if not self._output.exists():  # not started yet
+            return []
+        with self._output.open("rb") as output:
+            output.seek(self._read)
+            new = output.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        # spark-submit prints other lines too
+        self._reports += [json.loads(line) for line in whole.splitlines() if line.startswith(b'{"kind"')]
+        return self._reports
 
     async def wait_until(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Wait for a condition; RuntimeError if the job ended, TimeoutError after `limit_s`."""
@@ -126,13 +130,10 @@ class Job:
         if self._process is not None and self._process.returncode is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
-            self._reading.cancel()
 
     async def stop(self) -> int:
         """Stop the job cleanly, and return its exit code."""
         assert self._process is not None
         self._process.terminate()
         async with asyncio.timeout(STOP_S):
-            code = await self._process.wait()
-            await self._reading
-        return code
+            return await self._process.wait()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from aiokafka import AIOKafkaProducer
 
 from loadtest.beside import beside
+from loadtest.clients.pace import at_rate
 from loadtest.spark import killing
 from loadtest.spark.job import Job
 from loadtest.spark.readings import LATE, Sender, make_topics, settled
@@ -64,13 +65,9 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
 
 
 async def _send(sender: Sender, rate: int, rng: random.Random) -> None:
-    number, began = 0, time.monotonic()
-    while True:
-        for _ in range(int((time.monotonic() - began) * rate) - number):
-            number += 1
-            now = int(time.time() * 1000)
-            if number % EVERY:
-                await sender.send(f"s{number % SENSORS}", rng.uniform(-20, 40), now - rng.randrange(3_000))
-            else:
-                await sender.send(f"{LATE}{number}", 99.5, now - LATE_MS)
-        await asyncio.sleep(0.01)
+    async for number in at_rate(rate):
+        now = int(time.time() * 1000)
+        if number % EVERY:
+            await sender.send(f"s{number % SENSORS}", rng.uniform(-20, 40), now - rng.randrange(3_000))
+        else:
+            await sender.send(f"{LATE}{number}", 99.5, now - LATE_MS)

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from aiokafka import AIOKafkaProducer
 
 from loadtest.beside import beside
+from loadtest.clients.pace import at_rate
 from loadtest.spark import killing
 from loadtest.spark.job import Job
 from loadtest.spark.readings import Topics, make_topics
@@ -133,12 +134,8 @@ def _value(record: Any, header: str, offset: int) -> Value:
 
 
 async def _send(producer: AIOKafkaProducer, topic: str, rate: int, rng: random.Random) -> None:
-    number, began = 0, time.monotonic()
-    while True:
-        for _ in range(int((time.monotonic() - began) * rate) - number):
-            number += 1
-            at = int(time.time() * 1000) - rng.randrange(SHUFFLED_MS)
-            value = b"%d" % number if number % EVERY else None
-            key = b"d%d" % rng.randrange(DEVICES)
-            await producer.send(topic, value, key, headers=[(CREATION_TIME, b"%d" % at)])
-        await asyncio.sleep(0.01)
+    async for number in at_rate(rate):
+        at = int(time.time() * 1000) - rng.randrange(SHUFFLED_MS)
+        value = b"%d" % number if number % EVERY else None
+        key = b"d%d" % rng.randrange(DEVICES)
+        await producer.send(topic, value, key, headers=[(CREATION_TIME, b"%d" % at)])

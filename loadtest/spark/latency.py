@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from loadtest.clients.joining import join
 from loadtest.clients.mqtt import Subscriber
-from loadtest.clients.mqtt_wire import Splitter, connect_packet, publish_packet
+from loadtest.clients.single import SinglePublisher
 from loadtest.gateway import GatewayProcess
 from loadtest.report import Latencies
 from loadtest.spark.job import Job
@@ -38,58 +38,6 @@ class Plan(NamedTuple):
     interval: str | None  # interval of real-time checkpoints; None for the job's own
     p50_ms: float  # limits in real time
     p99_ms: float
-
-
-class Sender(asyncio.Protocol):
-    """A QoS 1 publisher that only counts acknowledgements."""
-
-    def __init__(self, client_id: str) -> None:
-        self._greeting = connect_packet(client_id)
-        self._splitter = Splitter()
-        self._packet_id = 0
-        self._transport: asyncio.Transport
-        self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.unanswered = 0
-        self.refused = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send CONNECT."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._greeting)
-
-    def data_received(self, data: bytes) -> None:
-        """Handle CONNACK and PUBACK."""
-        for first, body in self._splitter.feed(data):
-            if first == 0x40:
-                self.unanswered -= 1
-                self.refused += len(body) > 2 and body[2] >= 0x80
-            elif first == 0x20 and not body[1]:
-                self.connected.set_result(None)
-            else:
-                self._fail(f"packet 0x{first:02x} {body.hex()}")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Record the lost connection as a failure."""
-        self._fail(f"connection lost: {exc}")
-
-    def _fail(self, why: str) -> None:
-        self.refused += 1
-        if not self.connected.done():
-            self.connected.set_exception(ConnectionError(why))
-
-    def publish(self, topic: str, payload: bytes) -> None:
-        """Publish one message."""
-        self._packet_id = self._packet_id % 65_535 + 1
-        self.unanswered += 1
-        if self._transport.is_closing():  # counts as not acknowledged
-            return
-        self._transport.write(publish_packet(topic, payload, 1, self._packet_id))
-
-    def close(self) -> None:
-        """Send DISCONNECT and close."""
-        self._transport.write(b"\xe0\x00")
-        self._transport.close()
 
 
 class Tally:
@@ -172,23 +120,20 @@ async def _measure(bootstrap: str, directory: Path, plan: Plan, trigger: str, ga
 
 async def _connect(
     gateway: GatewayProcess, topics: Topics, plan: Plan, tally: Tally
-) -> tuple[list[Sender], Subscriber]:
+) -> tuple[list[SinglePublisher], Subscriber]:
     """Connect the sensors last, since only their messages keep them alive, and the subscriber to the results."""
-    loop = asyncio.get_running_loop()
-    host, port = gateway.address("mqtt")
-    _, subscriber = await loop.create_connection(
-        lambda: Subscriber("results", f"{topics.target}/#", 1, tally.result), host, port
-    )
-    senders = []
-    for number in range(-(-plan.sensors // SENSORS_OF_A_CONNECTION)):
-        _, sender = await loop.create_connection(partial(Sender, f"sensors-{number}"), host, port)
-        senders.append(sender)
+    address = gateway.address("mqtt")
+    subscriber = await join(Subscriber("results", f"{topics.target}/#", 1, tally.result), address)
+    senders = [
+        await join(SinglePublisher(f"sensors-{number}"), address)
+        for number in range(-(-plan.sensors // SENSORS_OF_A_CONNECTION))
+    ]
     async with asyncio.timeout(CONNECT_S):
         await asyncio.gather(subscriber.subscribed, *(sender.connected for sender in senders))
     return senders, subscriber
 
 
-async def _settled(senders: list[Sender], tally: Tally) -> None:
+async def _settled(senders: list[SinglePublisher], tally: Tally) -> None:
     """Wait until everything is acknowledged and has arrived, for at most `SETTLE_S`."""
     deadline = time.monotonic() + SETTLE_S
     while True:
@@ -197,7 +142,7 @@ async def _settled(senders: list[Sender], tally: Tally) -> None:
         await asyncio.sleep(0.1)
 
 
-async def _send(senders: list[Sender], tally: Tally, topic: str, plan: Plan) -> int:
+async def _send(senders: list[SinglePublisher], tally: Tally, topic: str, plan: Plan) -> int:
     """Send evenly at the plan's rate; return the number of readings."""
     sent, began, counts = 0, time.monotonic(), False
     while (elapsed := time.monotonic() - began) < plan.warm_up_s + plan.seconds:

@@ -330,3 +330,15 @@ def test_the_examples_are_scenarios(tmp_path: Path) -> None:
     assert [one.name for one in found] == ["first", "knee", "soak"]
     assert found[2].duration == 4 * 3600
     assert found[0].rate_of(0, 2500.0) == pytest.approx(20.0), "50 connections, two fifths of the rate"
+
+
+@pytest.mark.parametrize("plain", [True, False])
+async def test_acknowledgements_out_of_order_are_an_error(plain: bool) -> None:
+    sender = mqtt.Publisher("c", mqtt.publishes("t", [b"x"] * 3), Pace(3, None))
+    sender.connection_made(Wire())
+    sender.data_received(b"\x20\x03\x00\x00\x00")
+    sender.start()
+    pubacks = [b"\x40\x02\x00" + bytes((number,)) for number in (1, 3, 2)]
+    sender.data_received(b"".join(pubacks) if plain else pubacks[0] + b"\x40\x03\x00\x03\x00" + pubacks[2])
+    with pytest.raises(ConnectionAbortedError, match="out of order"):
+        await sender.finished

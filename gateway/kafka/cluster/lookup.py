@@ -98,15 +98,15 @@ class Lookup:
             async with asyncio.timeout(self._timeout_s):
                 client = await self._client.get()
                 for _ in range(2):  # the first answer may be to a request from before this call
-                    if all(topic in client.topics for topic in topics):
+                    if all(topic in self.topics for topic in topics):
                         break
                     await self._update(client)
         except (TimeoutError, KafkaError) as error:
             raise _no_answer(error) from error
         return {
-            topic: tuple(TopicPartition(topic, number) for number in numbers)
+            topic: tuple(TopicPartition(topic, number) for number in range(len(found.leaders)))
             for topic in topics
-            if (numbers := client.partitions_for_topic(topic)) is not None
+            if (found := self.topics.get(topic)) is not None
         }
 
     def identity(self, topic: str) -> bytes:
@@ -215,7 +215,7 @@ class Lookup:
                     if not left:
                         return found
                     if await self._update(client):
-                        missing = {place for place in left if not _exists(client, place)}
+                        missing = {place for place in left if not self.has(place)}
                         left -= missing & lacking
                         lacking = missing
                         if led and all(client.leader(*place) is None for place in left - missing):
@@ -272,11 +272,6 @@ class Lookup:
     async def stop(self) -> None:
         """Close the connection."""
         await self._client.stop()
-
-
-def _exists(client: Brokers, place: TopicPartition) -> bool:
-    numbers = client.partitions_for_topic(place.topic)
-    return numbers is not None and place.partition in numbers
 
 
 def _no_answer(error: BaseException) -> Refused:

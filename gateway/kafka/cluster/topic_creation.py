@@ -19,10 +19,10 @@ from aiokafka import errors
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
-from gateway.kafka.cluster.topic_queries import Partitions, TopicQueries, refused_by
+from gateway.kafka.cluster.topic_queries import TopicQueries, refused_by
 from gateway.kafka.contracts import Refused
+from gateway.kafka.driver import wire
 from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, CreateTopics
-from gateway.kafka.driver.wire import Metadata
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
@@ -56,7 +56,7 @@ class Wanted(msgspec.Struct, frozen=True):
 class Made(msgspec.Struct, frozen=True):
     """A topic that exists now; `new` if this request has created it."""
 
-    partitions: Partitions
+    topic: wire.Topic
     new: bool
 
 
@@ -106,7 +106,7 @@ class Creation:
         self._counts = Statistics()
         self._warned: set[str] = set()
 
-    def count(self, metadata: Metadata, asked: float) -> None:
+    def count(self, metadata: wire.Metadata, asked: float) -> None:
         """Count the topics in the answer to a request that was sent at the time `asked`."""
         self.counted = self._clock()
         self._partitions = sum(len(topic.leaders) for topic in metadata.topics.values())
@@ -298,9 +298,9 @@ class Creation:
             self._warned.add(what)
             log.warning(text, *arguments)
 
-    async def _wait_for_leaders(self, names: set[str]) -> dict[str, Partitions | Refused]:
-        """Wait until all partitions of these topics have leaders, and return them."""
-        done: dict[str, Partitions | Refused] = {}
+    async def _wait_for_leaders(self, names: set[str]) -> dict[str, wire.Topic | Refused]:
+        """Wait until all partitions of these topics have leaders, and return the topics."""
+        done: dict[str, wire.Topic | Refused] = {}
         deadline = self._clock() + CREATION_S
         while names:
             for name, found in (await self._queries.describe(sorted(names))).items():
@@ -309,7 +309,7 @@ class Creation:
                     # The new topic may not yet be in the metadata of the broker that was asked.
                     if found.outcome is not Outcome.UNKNOWN_TOPIC or late:
                         done[name] = found
-                elif all(leader >= 0 for _, _, leader, *_ in found):
+                elif wire.NO_LEADER not in found.leaders:
                     done[name] = found
                 elif late:
                     done[name] = Refused(Outcome.BUSY, f"topic {name} was created and has no leaders yet")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -47,25 +46,13 @@ class InternalTopic(msgspec.Struct, frozen=True):
     readable: bool = False  # clients can see and read it, but still not write it
 
 
-def led_now(topic: wire.Topic) -> tuple[int, ...]:
-    """Return the partitions that have a leader."""
-    return tuple(number for number, leader in enumerate(topic.leaders) if leader != wire.NO_LEADER)
-
-
-def available_of(partitions: Iterable[tuple[Any, ...]]) -> tuple[int, ...]:
-    """Like `led_now`, for metadata that aiokafka has decoded."""
-    return tuple(sorted(number for _, number, leader, *_ in partitions if leader >= 0))
-
-
-def copies_of(partitions: Iterable[tuple[Any, ...]]) -> int:
-    """Return the smallest replication factor of the partitions, from metadata that aiokafka has decoded."""
-    return min((len(replicas) for _, _, _, replicas, *_ in partitions), default=0)
-
-
-def info_of(name: str, partitions: list[tuple[Any, ...]]) -> TopicInfo:
-    """Make a `TopicInfo` with Kafka's default limits from metadata that aiokafka has decoded."""
-    return TopicInfo(
-        name=name, partitions=len(partitions), available=available_of(partitions), copies=copies_of(partitions)
+def info_of(name: str, topic: wire.Topic, known: TopicInfo | None = None) -> TopicInfo:
+    """Make a `TopicInfo` from a topic's metadata, with the limits of `known`, or else Kafka's default limits."""
+    return msgspec.structs.replace(
+        TopicInfo(name, 0) if known is None else known,
+        partitions=len(topic.leaders),
+        available=tuple(number for number, leader in enumerate(topic.leaders) if leader != wire.NO_LEADER),
+        copies=topic.copies,
     )
 
 

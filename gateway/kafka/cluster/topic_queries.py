@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, Final, TypeVar
 
 from aiokafka import errors
 from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.admin import DescribeConfigsRequest
-from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.config import KafkaConfig
 from gateway.kafka.cluster.topic_info import CONFIG_NAMES, TopicInfo, configured, info_of
@@ -103,9 +102,6 @@ class _Wait:
 
 T = TypeVar("T")
 
-Partitions = list[tuple[Any, ...]]
-"""A topic's partitions in metadata that aiokafka has decoded."""
-
 _ERRORS: Final[dict[type[Exception], Outcome]] = {
     errors.TopicAuthorizationFailedError: Outcome.DENIED,
     errors.ClusterAuthorizationFailedError: Outcome.DENIED,
@@ -151,44 +147,45 @@ class TopicQueries:
 
     async def heartbeat(self) -> None:
         """Send an empty metadata request to see whether Kafka answers."""
-        await self.request(MetadataRequest([], allow_auto_topic_creation=False))
+        await self.request(wire.metadata_request(()))
 
     async def all_topics(self) -> wire.Metadata:
         """Return the metadata of all topics."""
         metadata: wire.Metadata = await self.request(wire.metadata_request(None))
         return metadata
 
-    async def describe(self, names: Iterable[str], node: int | None = None) -> dict[str, Partitions | Refused]:
-        """Return the topics' partitions, or why there are none, by the metadata of broker `node`, or of any broker."""
-        asked = list(names)
-        answers: dict[str, Partitions | Refused] = {
-            name: Refused(Outcome.UNKNOWN_TOPIC, f"Topic {name} not found") for name in asked
+    async def describe(self, names: Collection[str], node: int | None = None) -> dict[str, wire.Topic | Refused]:
+        """Return the topics, or why there are none, by the metadata of broker `node`, or of any broker."""
+        answers: dict[str, wire.Topic | Refused] = {
+            name: Refused(Outcome.UNKNOWN_TOPIC, f"Topic {name} not found") for name in names
         }
-        response = await self.request(MetadataRequest(asked, allow_auto_topic_creation=False), node)
-        for code, name, _, partitions in response.topics:
-            if name in answers and code != errors.UnknownTopicOrPartitionError.errno:
-                answers[name] = refused_by(code, f"topic {name}") if code else list(partitions)
+        metadata: wire.Metadata = await self.request(wire.metadata_request(names), node)
+        for name, topic in metadata.topics.items():
+            if name in answers and topic.error != errors.UnknownTopicOrPartitionError.errno:
+                answers[name] = refused_by(topic.error, f"topic {name}") if topic.error else topic
         return answers
 
-    async def search(self, names: Iterable[str]) -> dict[str, Partitions | Refused]:
+    async def search(self, names: Collection[str]) -> dict[str, wire.Topic | Refused]:
         """Like `describe`, but a topic is unknown only if no broker knows it: metadata of some may be behind."""
-        answers = await self.describe(names)
-        for node in await self._nodes():
-            unknown = [name for name, found in answers.items() if _is_unknown(found)]
+        return await self._ask_all(self.describe, names)
+
+    async def _ask_all(
+        self, ask: Callable[[Collection[str], int | None], Awaitable[dict[str, T]]], names: Collection[str]
+    ) -> dict[str, T]:
+        """Ask any broker, and then, if there are several, each one for the topics that are still unknown."""
+        answers = await ask(names, None)
+        try:
+            brokers = (await self._client.get()).cluster.brokers()
+        except (errors.KafkaError, OSError):
+            brokers = ()
+        for broker in brokers if len(brokers) > 1 else ():
+            unknown = [name for name in names if _is_unknown(answers.get(name))]
             if not unknown:
                 break
             with contextlib.suppress(Refused, TimeoutError):
                 async with asyncio.timeout(BEHIND_S):
-                    answers |= await self.describe(unknown, node)
+                    answers |= await ask(unknown, broker.nodeId)
         return answers
-
-    async def _nodes(self) -> list[int]:
-        """Return the brokers' node ids when there are several, else nothing."""
-        try:
-            brokers = (await self._client.get()).cluster.brokers()
-        except (errors.KafkaError, OSError):
-            return []
-        return [broker.nodeId for broker in brokers] if len(brokers) > 1 else []
 
     async def find(self, name: str) -> TopicInfo:
         """Return a topic, with Kafka's default limits. Raises Refused when it does not exist."""
@@ -199,17 +196,10 @@ class TopicQueries:
 
     async def configured(self, infos: list[TopicInfo]) -> list[TopicInfo]:
         """Return the topics with their configured limits, from any broker that knows them, like `search`."""
-        configs = await self._configs([info.name for info in infos])
-        for node in await self._nodes():
-            lacking = [info.name for info in infos if info.name not in configs]
-            if not lacking:
-                break
-            with contextlib.suppress(Refused, TimeoutError):
-                async with asyncio.timeout(BEHIND_S):
-                    configs |= await self._configs(lacking, node)
+        configs = await self._ask_all(self._configs, [info.name for info in infos])
         return [configured(info, configs.get(info.name, {})) for info in infos]
 
-    async def _configs(self, names: list[str], node: int | None = None) -> dict[str, dict[str, str]]:
+    async def _configs(self, names: Collection[str], node: int | None) -> dict[str, dict[str, str]]:
         """Return the configurations of topics that the broker knows; empty for those we may not read."""
         resources = [(ConfigResourceType.TOPIC, name, CONFIG_NAMES) for name in names]
         response = await self.request(DescribeConfigsRequest(resources), node)
@@ -232,8 +222,8 @@ class TopicQueries:
         await self._client.stop()
 
 
-def _is_unknown(found: Partitions | Refused) -> bool:
-    return isinstance(found, Refused) and found.outcome is Outcome.UNKNOWN_TOPIC
+def _is_unknown(found: object) -> bool:
+    return found is None or (isinstance(found, Refused) and found.outcome is Outcome.UNKNOWN_TOPIC)
 
 
 class SharedRequest:

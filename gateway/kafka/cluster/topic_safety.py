@@ -83,7 +83,7 @@ async def describe_topics(queries: TopicQueries, names: Sequence[str]) -> list[T
     found: list[TopicInfo] = []
     for at in range(0, len(names), ROUND):
         described = await queries.describe(names[at : at + ROUND])
-        infos = [info_of(name, parts) for name, parts in described.items() if not isinstance(parts, Refused)]
+        infos = [info_of(name, topic) for name, topic in described.items() if not isinstance(topic, Refused)]
         found += await queries.configured(infos)
     return found
 

@@ -10,15 +10,13 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, Final
 
-import msgspec
-
 from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.kafka.cluster.missing_topics import MissingTopics
 from gateway.kafka.cluster.topic_creation import Creation, PartitionCapacity, Wanted, any_capacity
-from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo, copies_of, info_of, led_now
+from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo, info_of
 from gateway.kafka.cluster.topic_queries import SharedRequest, TopicQueries
-from gateway.kafka.cluster.topic_safety import SAFE_COPIES, TopicSafety, why_unsafe
+from gateway.kafka.cluster.topic_safety import TopicSafety
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.outage import outage
 from gateway.spawn import Spawn
@@ -296,7 +294,7 @@ class Topics:
             made = await self.creation.make_own(Wanted(name, own.partitions, configs=own.configs))
         else:
             made = await self.creation.make(Wanted(name), principal)
-        return info_of(name, made.partitions)
+        return info_of(name, made.topic)
 
     async def create(
         self, name: str, partitions: int | None = None, replication: int | None = None, principal: str | None = None
@@ -358,15 +356,11 @@ class Topics:
         self._found_at = {name: when for name, when in self._found_at.items() if when >= started}
         in_between = self._found_at.keys() - seen.keys()  # found after the request was sent
         fewer = any(len(seen[name].leaders) < info.partitions for name, info in self._known.items() if name in seen)
-        fresh = [
-            msgspec.structs.replace(info, partitions=len(seen[name].leaders), available=led_now(seen[name]))
-            for name, info in self._known.items()
-            if name in seen
-        ]
+        fresh = [info_of(name, seen[name], info) for name, info in self._known.items() if name in seen]
         # A topic with fewer partitions was re-created: its configuration may have changed too.
         if fresh and (fewer or self._clock() - self._configs_read >= self._config.metadata_max_age_s):
             self._configs_read = self._clock()
-            fresh = await self._with_copies(await self.queries.configured(fresh))
+            fresh = await self.queries.configured(fresh)
         expected = self.names | self._internal.keys()
         absent = [name for name in self._known if name not in seen and name in expected and name not in in_between]
         found = await self.queries.search(absent) if absent else {}  # the broker's metadata may be behind the others'
@@ -379,19 +373,6 @@ class Topics:
         self._changed(fresh)
         self.creation.count(metadata, started)
         self._set_names(frozenset((seen.keys() | in_between) - self._hidden))
-
-    async def _with_copies(self, infos: list[TopicInfo]) -> list[TopicInfo]:
-        """Return `infos` with the replication factor of unsafe topics updated."""
-        unsafe = [info.name for info in infos if why_unsafe(info) is not None]
-        if not unsafe or self.safety.brokers < SAFE_COPIES:
-            return infos
-        found = await self.queries.describe(unsafe)
-        return [
-            msgspec.structs.replace(info, copies=copies_of(partitions))
-            if isinstance(partitions := found.get(info.name), list)
-            else info
-            for info in infos
-        ]
 
     def _changed(self, infos: Iterable[TopicInfo]) -> None:
         """Update cached topics and call `updated` for those that have changed."""

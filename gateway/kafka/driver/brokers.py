@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 from aiokafka.cluster import ClusterMetadata
@@ -12,8 +12,6 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.metadata import MetadataResponse_v1
 
 from gateway.kafka.driver import wire
-
-_NONE: Final = wire.NO_LEADER
 
 
 class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no types
@@ -33,7 +31,7 @@ class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no type
     def leader(self, topic: str, partition: int) -> int | None:
         """Return the node that leads a partition; None when it does not exist or has no leader now."""
         found = self.topics.get(topic)
-        if found is None or partition >= len(found.leaders) or found.leaders[partition] == _NONE:
+        if found is None or partition >= len(found.leaders) or found.leaders[partition] == wire.NO_LEADER:
             return None
         return found.leaders[partition]
 

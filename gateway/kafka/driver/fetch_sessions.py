@@ -100,9 +100,11 @@ class _Answer(msgspec.Struct, eq=False):
         return self.response
 
 
-class _Fetch(wire.FetchRequest):
-    """A fetch in flight."""
+class _Fetch(wire.EncodedRequest):
+    """A fetch in flight, with a session (KIP-227, version 7) and nearer replicas (KIP-392, version 11)."""
 
+    API_KEY = 1
+    API_VERSION = 11
     RESPONSE_TYPE: Any = None  # set for each instance
 
     def __init__(self, body: bytes, session: FetchSession) -> None:

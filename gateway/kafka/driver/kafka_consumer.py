@@ -180,7 +180,7 @@ def on_metadata(consumer: AIOKafkaConsumer, listener: Callable[[Any], None]) -> 
     consumer._client.cluster.add_listener(partial(failures.guard, "metadata", listener))
 
 
-def follow_missing(consumer: AIOKafkaConsumer, on_missing: Callable[[], object] | None = None) -> None:
+def follow_missing(consumer: AIOKafkaConsumer, on_missing: Callable[[], object]) -> None:
     """Refresh the metadata every `MISSING_S` while a topic of the subscription is missing: it may be re-created.
 
     aiokafka itself would refresh them only at their maximum age. `on_missing` is called with each refresh.
@@ -192,8 +192,7 @@ def follow_missing(consumer: AIOKafkaConsumer, on_missing: Callable[[], object] 
         waiting.clear()
         if not consumer._closed:
             consumer._client.force_metadata_update()
-            if on_missing is not None:
-                on_missing()
+            on_missing()
 
     def look(cluster: Any) -> None:
         missing = any(cluster.partitions_for_topic(topic) is None for topic in consumer.subscription())

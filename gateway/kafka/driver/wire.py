@@ -2,7 +2,7 @@
 
 aiokafka makes an object of every field: the metadata of 15,000 partitions cost 125 ms of the event loop and their
 offsets 85 ms, here 15 and 25. Each request has a fixed version, the oldest that suffices; brokers since Kafka 2.1 know
-all of them. Brokers since 2.8 also return topic ids.
+all of them, except for the metadata with topic ids of brokers since 2.8. Older brokers' metadata are read by aiokafka.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from aiokafka import TopicPartition
 from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.api import RequestStruct
+from aiokafka.protocol.metadata import MetadataRequest_v4, MetadataResponse_v4
 from aiokafka.protocol.types import Schema
 
 LATEST: Final = -1
@@ -34,7 +35,7 @@ _FETCH_PARTITION: Final = Layout(
     ">iiqqi"
 )  # of Fetch: partition, leader's epoch, offset, start of a follower's log, most bytes
 _FETCH_HEAD: Final = Layout(">iiiibii")  # replica, wait, least, most bytes, isolation, session, epoch
-_PARTITION: Final = Layout(">hiii")  # of Metadata: error, partition, leader, number of replicas
+_PARTITION: Final = Layout(">hiii")  # of Metadata: error, partition, leader, leader's epoch
 _NULL_LENGTH: Final = b"\0"
 _NO_TAGS: Final = b"\0"
 _NO_ID: Final = bytes(16)
@@ -46,6 +47,7 @@ class Topic(NamedTuple):
     error: int  # Kafka's error code, or 0
     internal: bool  # a topic of Kafka itself
     leaders: tuple[int, ...]  # by partition, its leader's node, or `NO_LEADER`
+    copies: int  # replication factor: the smallest of the partitions'; 0 without partitions
     id: bytes = b""  # differs after the topic was deleted and re-created (KIP-516); b"" from brokers without ids
 
 
@@ -77,7 +79,7 @@ class EncodedRequest(RequestStruct):  # type: ignore[misc]  # aiokafka carries n
         """`body` is the request without its header."""
         self._body = body
 
-    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> EncodedRequest:
+    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> RequestStruct:
         """See aiokafka's `Request`. Raises IncompatibleBrokerVersion."""
         least, most = versions.get(self.API_KEY, (0, -1))
         if not least <= self.API_VERSION <= most:
@@ -97,43 +99,49 @@ class _MetadataAnswer:
         return read_metadata(frame.read())
 
 
-class _MetadataAnswerWithIds:
-    """Gives aiokafka's connections the answer as `Metadata` with topic ids."""
+class _OlderMetadataAnswer:
+    """Gives aiokafka's connections the answer of a broker before Kafka 2.8 as `Metadata`, without topic ids."""
 
     @staticmethod
     def decode(frame: BytesIO) -> Metadata:
-        return read_metadata_with_ids(frame.read())
+        answer = MetadataResponse_v4.decode(frame)
+        topics = {
+            name: Topic(
+                error,
+                internal,
+                _leaders({number: leader for _, number, leader, *_ in partitions}),
+                min((len(replicas) for _, _, _, replicas, _ in partitions), default=0),
+            )
+            for error, name, internal, partitions in answer.topics
+        }
+        return Metadata(answer.brokers, answer.controller_id, topics)
 
 
-class _MetadataRequestWithIds(EncodedRequest):
-    API_KEY = 3
-    API_VERSION = 10
-    FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = _MetadataAnswerWithIds
+class _OlderMetadataRequest(MetadataRequest_v4):  # type: ignore[misc]
+    RESPONSE_TYPE = _OlderMetadataAnswer
 
 
 class _MetadataRequest(EncodedRequest):
     API_KEY = 3
-    API_VERSION = 4
+    API_VERSION = 10
+    FLEXIBLE_VERSION = True
     RESPONSE_TYPE = _MetadataAnswer
 
     def __init__(self, topics: Collection[str] | None) -> None:
-        if topics is None:
-            super().__init__(_INT32.pack(-1) + b"\0")
-        else:
-            super().__init__(b"".join([_INT32.pack(len(topics)), *map(_text, topics), b"\0"]))
+        asked = [_NULL_LENGTH]
+        if topics is not None:
+            asked = [unsigned(len(topics) + 1)]
+            asked += [b"".join((_NO_ID, _compact_text(topic), _NO_TAGS)) for topic in topics]
+        # No topic is created, no authorized operations are requested.
+        super().__init__(b"".join([*asked, b"\0\0\0", _NO_TAGS]))
         self._topics = topics
 
-    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> EncodedRequest:
+    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> RequestStruct:
         """Use the version with topic ids if the broker has it."""
-        if versions.get(self.API_KEY, (0, -1))[1] < _MetadataRequestWithIds.API_VERSION:
-            return super().prepare(versions)
-        asked = [_NULL_LENGTH]
-        if self._topics is not None:
-            asked = [_length(len(self._topics))]
-            asked += [b"".join((_NO_ID, _compact_text(topic), _NO_TAGS)) for topic in self._topics]
-        # No topic is created, no authorized operations are requested.
-        return _MetadataRequestWithIds(b"".join([*asked, b"\0\0\0", _NO_TAGS]))
+        newest = versions.get(self.API_KEY, (0, -1))[1]
+        if _OlderMetadataRequest.API_VERSION <= newest < self.API_VERSION:
+            return _OlderMetadataRequest(None if self._topics is None else list(self._topics), False)
+        return super().prepare(versions)
 
 
 class _ListOffsetsRequest(EncodedRequest):
@@ -141,20 +149,13 @@ class _ListOffsetsRequest(EncodedRequest):
     API_VERSION = 2
 
 
-class FetchRequest(EncodedRequest):
-    """A fetch with sessions (KIP-227, version 7); the answer may name a nearer replica (KIP-392, version 11)."""
-
-    API_KEY = 1
-    API_VERSION = 11
-
-
 def metadata_request(topics: Collection[str] | None) -> EncodedRequest:
     """Request the metadata of some topics, or of all (None), without creating any. The answer is a `Metadata`."""
     return _MetadataRequest(topics)
 
 
-def read_metadata_with_ids(data: bytes) -> Metadata:
-    """Decode the answer to `metadata_request` in version 10."""
+def read_metadata(data: bytes) -> Metadata:
+    """Decode the answer to `metadata_request` of a broker with topic ids."""
     brokers: list[tuple[int, str, int, str | None]] = []
     count, at = _read_length(data, 4)
     for _ in range(count):
@@ -175,55 +176,24 @@ def read_metadata_with_ids(data: bytes) -> Metadata:
         internal = bool(data[at + 16])
         partitions, at = _read_length(data, at + 17)
         found: dict[int, int] = {}
+        copies: set[int] = set()
         for _ in range(partitions):
-            _, number, leader, _ = _PARTITION.unpack_from(data, at)  # the last field is the leader's epoch
-            at += _PARTITION.size
-            for _ in range(3):  # replicas, in-sync replicas, offline replicas
-                nodes = data[at]
-                if 0 < nodes <= 0x7F:  # `_read_length` inlined: three calls for each partition would cost too much
-                    at += 4 * nodes - 3
-                else:
-                    nodes, at = _read_length(data, at)
-                    at += 4 * nodes
+            _, number, leader, _ = _PARTITION.unpack_from(data, at)
+            replicas, at = _read_length(data, at + _PARTITION.size)
+            in_sync, at = _read_length(data, at + 4 * replicas)
+            offline, at = _read_length(data, at + 4 * in_sync)
+            at += 4 * offline
             at = _skip_tags(data, at) if data[at] else at + 1
             found[number] = leader
-        leaders = tuple(found.get(number, NO_LEADER) for number in range(max(found, default=-1) + 1))
-        topics[name or ""] = Topic(error, internal, leaders, topic_id)
+            copies.add(replicas)
+        topics[name or ""] = Topic(error, internal, _leaders(found), min(copies, default=0), topic_id)
         at = _skip_tags(data, at + 4)  # after the authorized operations
     return Metadata(brokers, controller, topics)
 
 
-def read_metadata(data: bytes) -> Metadata:
-    """Decode the answer to `metadata_request` in version 4, which has no topic ids."""
-    brokers: list[tuple[int, str, int, str | None]] = []
-    (count,), at = _INT32.unpack_from(data, 4), 8
-    for _ in range(count):
-        (node,) = _INT32.unpack_from(data, at)
-        host, at = read_text(data, at + 4)
-        (port,) = _INT32.unpack_from(data, at)
-        rack, at = read_text(data, at + 4)
-        brokers.append((node, host or "", port, rack))
-    _, at = read_text(data, at)  # the cluster's id
-    (controller,) = _INT32.unpack_from(data, at)
-    (count,) = _INT32.unpack_from(data, at + 4)
-    at += 8
-    topics: dict[str, Topic] = {}
-    for _ in range(count):
-        (error,) = _INT16.unpack_from(data, at)
-        name, at = read_text(data, at + 2)
-        internal = bool(data[at])
-        (partitions,) = _INT32.unpack_from(data, at + 1)
-        at += 5
-        found: dict[int, int] = {}
-        for _ in range(partitions):
-            _, number, leader, replicas = _PARTITION.unpack_from(data, at)
-            at += _PARTITION.size + 4 * replicas
-            (in_sync,) = _INT32.unpack_from(data, at)
-            at += 4 + 4 * in_sync
-            found[number] = leader
-        leaders = tuple(found.get(number, NO_LEADER) for number in range(max(found, default=-1) + 1))
-        topics[name or ""] = Topic(error, internal, leaders)
-    return Metadata(brokers, controller, topics)
+def _leaders(by_partition: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the leaders in the order of the partitions, `NO_LEADER` for those that are not named."""
+    return tuple(by_partition.get(number, NO_LEADER) for number in range(max(by_partition, default=-1) + 1))
 
 
 def list_offsets_request(partitions: Iterable[TopicPartition], timestamp: int) -> EncodedRequest:
@@ -245,7 +215,7 @@ def read_offsets(data: bytes) -> Iterable[tuple[TopicPartition, int, int]]:
     """Decode the answer to `list_offsets_request`: partition, error code, and offset or `NO_OFFSET`."""
     (count,), at = _INT32.unpack_from(data, 4), 8
     for _ in range(count):
-        topic, at = read_text(data, at)
+        topic, at = _read_text(data, at)
         (partitions,) = _INT32.unpack_from(data, at)
         end = at + 4 + partitions * _OFFSET.size
         for number, error, _, offset in _OFFSET.iter_unpack(memoryview(data)[at + 4 : end]):
@@ -265,7 +235,7 @@ def fetch_body(
     committed: bool,
     rack: str = "",
 ) -> bytes:
-    """Encode the body of a `FetchRequest`.
+    """Encode the body of a fetch request in version 11.
 
     `session` is the session's id and the epoch of this fetch. `positions` are the offsets of partitions that are new
     to the session or whose offset has changed, `forgotten` those to remove from it. The broker may wait `wait_ms` for
@@ -296,7 +266,7 @@ def _text(value: str) -> bytes:
     return _INT16.pack(len(encoded)) + encoded
 
 
-def read_text(data: bytes, at: int) -> tuple[str | None, int]:
+def _read_text(data: bytes, at: int) -> tuple[str | None, int]:
     """Return a nullable string and the position after it."""
     (size,) = _INT16.unpack_from(data, at)
     at += 2
@@ -306,10 +276,6 @@ def read_text(data: bytes, at: int) -> tuple[str | None, int]:
 
 
 # Since KIP-482 ("flexible versions") lengths are unsigned varints of length + 1, and fields can be added as tags.
-
-
-def _length(count: int) -> bytes:
-    return unsigned(count + 1)
 
 
 def unsigned(value: int) -> bytes:
@@ -344,7 +310,7 @@ def _read_length(data: bytes, at: int) -> tuple[int, int]:
 
 def _compact_text(value: str) -> bytes:
     encoded = value.encode()
-    return _length(len(encoded)) + encoded
+    return unsigned(len(encoded) + 1) + encoded
 
 
 def _read_compact_text(data: bytes, at: int) -> tuple[str | None, int]:
