@@ -135,8 +135,3 @@ def listen(text: str) -> Listen:
         return Listen.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{error}, not {text!r}") from error
-
-
-def interval(ms: int) -> str:
-    """Return a duration in Spark SQL's syntax."""
-    return f"{ms} milliseconds"

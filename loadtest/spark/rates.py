@@ -30,6 +30,7 @@ from spark_sinks.jobs import max_temperature
 from spark_sinks.session import session
 from spark_sinks.sources import kafka_stream
 from spark_sinks.transforms import maximum
+from spark_sinks.transforms.results import good
 from spark_sinks.triggers import CATCH_UP
 
 SENSORS: Final = 1_000
@@ -164,7 +165,11 @@ def _steps(spark: SparkSession, bootstrap: str) -> dict[str, Start]:
         "source": drain(lambda topics: source(topics, headers=False)),
         "source with headers": drain(lambda topics: source(topics, headers=True)),
         "plain from_json": drain(plain),
-        "decode": drain(lambda topics: maximum.readings(maximum.parsed(source(topics, headers=False)))),
+        "decode": drain(
+            lambda topics: good(maximum.parsed(source(topics, headers=False))).select(
+                "sensor", "temperature", "time", "sent"
+            )
+        ),
         "max-temperature": max_temperature_job,
         "window-stats": declared_job(WINDOW_STATS),
         "archive": declared_job(ARCHIVE),

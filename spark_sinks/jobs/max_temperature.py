@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sinks.job import Flow, JobKind, JobOptions, duration, interval
+from spark_sinks.job import Flow, JobKind, JobOptions, duration
 from spark_sinks.reject_scanner import Rejects
 from spark_sinks.sinks import kafka_sink
 from spark_sinks.sources import kafka_stream
 from spark_sinks.spec.jobs import NAMED
 from spark_sinks.transforms import maximum as transforms
+from spark_sinks.transforms import results
+from spark_sinks.transforms.windows import interval
 from spark_sinks.triggers import REAL_TIME, Trigger
 
 NAME = "max-temperature"
@@ -85,9 +87,9 @@ def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
             fail_on_data_loss=not options.accept_data_loss,
             headers=False,
         )
-        results = transforms.maxima(transforms.readings(transforms.parsed(source, ahead)), window, slide, watermark)
+        made = transforms.maxima(results.good(transforms.parsed(source, ahead)), window, slide, watermark)
         return kafka_sink(
-            transforms.as_records(results, final=options.emit == FINAL),
+            results.json_records(made, ["sensor"], final=options.emit == FINAL),
             options.target,
             name=NAME,
             connection=options.connection,
