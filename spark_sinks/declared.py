@@ -23,7 +23,6 @@ from spark_sinks.job_file import JobFile
 from spark_sinks.records import records, term
 from spark_sinks.reject_scanner import Rejects
 from spark_sinks.sinks import kafka_sink
-from spark_sinks.sources import kafka_stream
 from spark_sinks.spec import jobs as spec
 from spark_sinks.transforms import enrich, last, results, thresholds, windows
 from spark_sinks.transforms.dead_letters import KAFKA_HEADERS
@@ -57,20 +56,10 @@ def kind_of(file: JobFile) -> JobKind:
     """Return the job of a file as a kind that is started by the file's path."""
     run = file.streaming.run
     defaults = {
+        **dict(run),  # its keys are the names of the command line's options
         "file": file,
-        "bootstrap_servers": run.bootstrap_servers,
-        "checkpoint": run.checkpoint,
-        "trigger": run.trigger,
         "interval_ms": None if run.interval is None else run.interval.ms,
-        "starting_offsets": run.starting_offsets,
-        "max_offsets_per_trigger": run.max_offsets_per_trigger,
-        "accept_data_loss": run.accept_data_loss,
         "kafka": list(run.kafka.items()),
-        "metrics": run.metrics,
-        "master": run.master,
-        "shuffle_partitions": run.shuffle_partitions,
-        "state_rows": run.state_rows,
-        "driver_memory": run.driver_memory,
         "conf": list(run.conf.items()),
     }
 
@@ -84,7 +73,6 @@ def kind_of(file: JobFile) -> JobKind:
         add_arguments=add_arguments,
         flows=flows,
         slots=_slots,
-        declared=frozenset(defaults),
         title=file.spec.title,
         file=file.path,
     )
@@ -156,16 +144,7 @@ class DeclaredJob:
 
     def stream(self, trigger: Trigger) -> DataFrame:
         """Return the readings as a stream."""
-        options = self.options
-        source = kafka_stream(
-            self.spark,
-            ",".join(self.declared.source.topics),
-            connection=options.connection,
-            starting_offsets=options.starting_offsets,
-            max_offsets_per_trigger=trigger.most_of(options.max_offsets_per_trigger),
-            fail_on_data_loss=not options.accept_data_loss,
-        )
-        return self.checked(source)
+        return self.checked(self.options.stream(self.spark, self.declared.source.topics, trigger))
 
     def start(self, trigger: Trigger) -> StreamingQuery:
         """Start the query."""

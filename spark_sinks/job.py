@@ -9,20 +9,24 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from mapping.record import is_topic_name
 from spark_sinks import jobs
 from spark_sinks.reject_scanner import Rejects
+from spark_sinks.sources import kafka_stream
 from spark_sinks.spec.values import Duration, Listen
 from spark_sinks.triggers import MICRO_BATCH, Trigger
+
+DRIVER_MB: Final = 1024
+"""Java heap that a job needs besides its state; with a local master it is the heap of the whole job."""
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +55,20 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     def connection(self) -> dict[str, str]:
         """Kafka client settings by their Kafka names."""
         return {"bootstrap.servers": self.bootstrap_servers, **self.kafka}
+
+    def stream(
+        self, spark: SparkSession, topics: Sequence[str], trigger: Trigger, *, headers: bool = True
+    ) -> DataFrame:
+        """Return the records of these topics as a stream for a query with this trigger; see `kafka_stream`."""
+        return kafka_stream(
+            spark,
+            ",".join(topics),
+            connection=self.connection,
+            starting_offsets=self.starting_offsets,
+            max_offsets_per_trigger=trigger.most_of(self.max_offsets_per_trigger),
+            fail_on_data_loss=not self.accept_data_loss,
+            headers=headers,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +112,8 @@ class JobKind:
         flows: returns the flows without starting them.
         slots: returns how many tasks run at once in real-time mode, from the options, the number of partitions of each
             topic and the number of shuffle partitions.
-        driver_mb: Java heap that it needs besides its state; with a local master it is the heap of the whole job.
-        declared: `dest` of the common options that the job file sets, so that the command line need not.
         title: name for people and as a label of metrics; empty means `name`.
-        file: the file that declares it.
+        file: the file that declares it, which also sets the common options, so that the command line need not.
     """
 
     name: str
@@ -106,8 +122,6 @@ class JobKind:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     flows: Callable[[SparkSession, Any], Sequence[Flow]]
     slots: Callable[[Any, Mapping[str, int], int], int]
-    driver_mb: int = 1024
-    declared: Collection[str] = ()
     title: str = ""
     file: Path | None = None
 

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from spark_sinks.declared import kind_of
 from spark_sinks.flow_execution import FlowExecution
-from spark_sinks.job import JobKind, JobOptions, duration, known_jobs, listen
+from spark_sinks.job import DRIVER_MB, JobKind, JobOptions, duration, known_jobs, listen
 from spark_sinks.job_file import JobFileError, is_job_file, read
 from spark_sinks.metrics import JobMetrics
 from spark_sinks.output import Lines, Output, Screen
@@ -108,11 +108,7 @@ def run(
     with Broker(spark, options.connection, FIRST_ANSWER_S) as broker:
         try:
             for flow in kind.flows(spark, options):
-                execution = FlowExecution(
-                    spark, flow, broker,
-                    connection=options.connection, starting_offsets=options.starting_offsets,
-                    most=options.max_offsets_per_trigger, found=found, say=say,
-                )  # fmt: skip
+                execution = FlowExecution(spark, flow, broker, options, found=found, say=say)
                 execution.begin()
                 executions.append(execution)
             waiting = True
@@ -218,16 +214,15 @@ def arguments(kinds: Iterable[JobKind]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="job", required=True, metavar="JOB")
     for kind in kinds:
         command = commands.add_parser(kind.name, help=kind.summary, description=f"{kind.summary.capitalize()}.")
-        _add_common(command, kind.declared)
+        _add_common(command, required=kind.file is None)
         kind.add_arguments(command)
     return parser
 
 
-def _add_common(parser: argparse.ArgumentParser, declared: Collection[str]) -> None:
+def _add_common(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add = parser.add_argument
-    add("--bootstrap-servers", required="bootstrap_servers" not in declared, help="Kafka, host:port,...")
-    add("--checkpoint", required="checkpoint" not in declared, help="directory or URL from which a restarted job "
-        "continues")  # fmt: skip
+    add("--bootstrap-servers", required=required, help="Kafka, host:port,...")
+    add("--checkpoint", required=required, help="directory or URL from which a restarted job continues")
     add("--trigger", choices=(MICRO_BATCH, REAL_TIME), default=MICRO_BATCH)
     add("--interval", dest="interval_ms", type=duration, help="of micro-batches (default: one after the other) or of "
         "real-time checkpoints (default: 5m; not below 5s)")  # fmt: skip
@@ -349,7 +344,7 @@ def _run_process(
         f"trivium {given.job}",
         master=None if given.submitted else given.master or f"local[{slots}]",
         jars=[Path(jar) for jar in given.jars.split(",") if jar],
-        driver_memory=given.driver_memory or f"{kind.driver_mb + (in_heap and given.state_rows * ROW_BYTES >> 20)}m",
+        driver_memory=given.driver_memory or f"{DRIVER_MB + (in_heap and given.state_rows * ROW_BYTES >> 20)}m",
         shuffle_partitions=given.shuffle_partitions,
         log_level=given.log_level,
         ui=given.ui,

@@ -34,7 +34,7 @@ def kafka_stream(
 
     Args:
         spark: the session.
-        topic: the Kafka topic; it must exist.
+        topic: the Kafka topic, or several separated by commas; they must exist.
         connection: Kafka client settings by their Kafka names, `bootstrap.servers` at least.
         starting_offsets: earliest or latest. Used at the first start only; afterwards the checkpoint decides.
             Earliest skips no record.

@@ -11,7 +11,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_sinks.job import Flow, JobKind, JobOptions, duration
 from spark_sinks.reject_scanner import Rejects
 from spark_sinks.sinks import kafka_sink
-from spark_sinks.sources import kafka_stream
 from spark_sinks.spec.jobs import NAMED
 from spark_sinks.transforms import maximum as transforms
 from spark_sinks.transforms import results
@@ -78,15 +77,7 @@ def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
     checkpoint = f"{options.checkpoint}/{NAME}"
 
     def start(trigger: Trigger) -> StreamingQuery:
-        source = kafka_stream(
-            spark,
-            options.source,
-            connection=options.connection,
-            starting_offsets=options.starting_offsets,
-            max_offsets_per_trigger=trigger.most_of(options.max_offsets_per_trigger),
-            fail_on_data_loss=not options.accept_data_loss,
-            headers=False,
-        )
+        source = options.stream(spark, [options.source], trigger, headers=False)
         made = transforms.maxima(results.good(transforms.parsed(source, ahead)), window, slide, watermark)
         return kafka_sink(
             results.json_records(made, ["sensor"], final=options.emit == FINAL),

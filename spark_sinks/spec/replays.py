@@ -96,6 +96,11 @@ class KafkaRun(Section):
     kafka: dict[str, str] = Field(default_factory=dict)
     """more Kafka client settings by their Kafka names, such as `security.protocol`"""
 
+    @property
+    def connection(self) -> dict[str, str]:
+        """All Kafka client settings by their Java names."""
+        return {"bootstrap.servers": self.bootstrap_servers, **self.kafka}
+
     def lacks(self) -> Iterator[str]:
         """See `Section`."""
         try:
