@@ -24,6 +24,7 @@ from spark_sinks.records import records, term
 from spark_sinks.reject_scanner import Rejects
 from spark_sinks.sinks import kafka_sink
 from spark_sinks.spec import jobs as spec
+from spark_sinks.spec.parts import Session, Window
 from spark_sinks.transforms import enrich, last, results, thresholds, windows
 from spark_sinks.transforms.dead_letters import KAFKA_HEADERS
 from spark_sinks.triggers import REAL_TIME, Trigger
@@ -163,46 +164,36 @@ class DeclaredJob:
         )
 
 
-class WindowStats(DeclaredJob):
-    """Statistics over windows."""
+class Windowed(DeclaredJob):
+    """Statistics over windows or sessions."""
 
-    declared: spec.WindowStats
+    declared: spec.WindowStats | spec.Sessionize
+
+    @property
+    def window(self) -> Window | Session:
+        """The job's window or session."""
+        return self.declared.window if isinstance(self.declared, spec.WindowStats) else self.declared.session
 
     @property
     def behind_s(self) -> float:
         """Well below the watermark's delay, so that readings do not become late."""
-        return min(SHORTEST_BEHIND_S, self.declared.window.watermark.ms / 2_000)
+        return min(SHORTEST_BEHIND_S, self.window.watermark.ms / 2_000)
 
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
         """Also include the readings that Spark drops as late."""
-        return windows.left_out(self.checked(source), self.declared.window, watermark_ms)
+        return windows.left_out(self.checked(source), self.window, watermark_ms)
 
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `DeclaredJob`."""
-        declared = self.declared
+        declared, window = self.declared, self.window
         good = results.good(self.stream(trigger))
-        made = windows.statistics(good, declared.by, declared.window, declared.aggregates)
+        if isinstance(window, Session):
+            made = windows.sessions(good, declared.by, window, declared.aggregates)
+        else:
+            made = windows.statistics(good, declared.by, window, declared.aggregates)
         final = declared.sink.emit == "final"
         made = results.json_records(made, [of.name for of in declared.by], final=final)
         return self.to_kafka(made, declared.sink.kafka, trigger, final=final)
-
-
-class Sessionize(DeclaredJob):
-    """Sessions."""
-
-    declared: spec.Sessionize
-
-    def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
-        """Also include the readings that Spark drops as late."""
-        return windows.left_out(self.checked(source), self.declared.session, watermark_ms)
-
-    def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `DeclaredJob`."""
-        declared = self.declared
-        good = results.good(self.stream(trigger))
-        made = windows.sessions(good, declared.by, declared.session, declared.aggregates)
-        made = results.json_records(made, [of.name for of in declared.by], final=True)
-        return self.to_kafka(made, declared.sink.kafka, trigger, final=True)
 
 
 class LastKnown(DeclaredJob):
@@ -343,8 +334,8 @@ class ToArchive(DeclaredJob):
 
 _STATELESS: Final = spec.Enrich | spec.Anomalies | spec.Archive
 _JOBS: Final[Mapping[str, Callable[[SparkSession, Options], DeclaredJob]]] = {
-    "window-stats": WindowStats,
-    "sessionize": Sessionize,
+    "window-stats": Windowed,
+    "sessionize": Windowed,
     "last-known": LastKnown,
     "enrich": Enrich,
     "anomalies": _anomalies,

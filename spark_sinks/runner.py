@@ -275,8 +275,8 @@ def main(argv: Sequence[str]) -> int:
     with contextlib.ExitStack() as stack:
         stack.callback(console.close)
         try:
-            served = stack.enter_context(metrics.serve(given.metrics))
-            registration = _register(kind, options, served.address, console)
+            address = stack.enter_context(metrics.serve(given.metrics))
+            registration = _register(kind, options, address, console)
         except (OSError, RunsError) as error:
             console.say(str(error) if isinstance(error, RunsError) else f"metrics: {given.metrics}: {error.strerror}")
             return 2
