@@ -116,8 +116,9 @@ class DeclaredJob:
 
     @property
     def rejects(self) -> Rejects | None:
-        """Records that its results omit: those that cannot be decoded."""
-        return Rejects(self.declared.source.dead_letters, self._once, self.options.max_offsets_per_trigger)
+        """Records that its results omit: those that cannot be decoded. None for an archive, which keeps them."""
+        topic = self.declared.source.dead_letters
+        return topic and Rejects(topic, self._once, self.options.max_offsets_per_trigger)
 
     @property
     def behind_s(self) -> float:
@@ -314,11 +315,6 @@ class ToArchive(DeclaredJob):
     """Every record, written to files."""
 
     declared: spec.Archive
-
-    @property
-    def rejects(self) -> Rejects | None:
-        """None: an archive keeps every record."""
-        return None
 
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `DeclaredJob`; ArchiveError if the archive belongs to another job."""
