@@ -79,13 +79,14 @@ async def run(
 
 
 class _Audit:
-    def __init__(self, job: BridgeAudit, clients: Clients, entry: Entry | None, say: Say, fetched: Fetch) -> None:
+    def __init__(self, job: BridgeAudit, clients: Clients, entry: Entry, say: Say, fetched: Fetch) -> None:
         self._job = job
         self._clients = clients
         self._say = say
         self._fetch = fetched
-        self._records = 0 if entry is None else entry.records
-        self._state = AuditState({}, "") if entry is None else msgspec.convert(entry.memo, AuditState, str_keys=True)
+        self._records = entry.records
+        memo = entry.memo
+        self._state = AuditState({}, "") if memo is None else msgspec.convert(memo, AuditState, str_keys=True)
 
     async def pass_once(self) -> Audited:
         """Audit every gateway against the log once, and write the results to Kafka."""

@@ -50,7 +50,7 @@ class Clients(msgspec.Struct):
     committed: AIOKafkaConsumer  # of `kafka.committed_reader`
 
 
-Open = Callable[[Clients, Entry | None], Awaitable[Source]]
+Open = Callable[[Clients, Entry], Awaitable[Source]]
 """Creates a job's source from its clients and its ledger entry."""
 
 
@@ -72,47 +72,53 @@ async def run(
     """
     began = time.monotonic()
     async with connected(job, say, stopped) as clients:
-        totals = Entry(task=job.task, began={}, positions={})
+        before = after = _new_entry(job)
         if clients is not None:
-            entry = await entry_of(job, clients)
-            source = await open_source(clients, entry)
-            before = entry or Entry(task=job.task, began={}, positions={})
-            totals = await _Run(job, clients, source, before, report=report, say=say, stopped=stopped).run()
-            totals = msgspec.structs.replace(
-                totals,
-                records=totals.records - before.records,
-                unfit=totals.unfit - before.unfit,
-                repeated=totals.repeated - before.repeated,
-            )
+            before = await entry_of(job, clients)
+            source = await open_source(clients, before)
+            after = await _Run(job, clients, source, before, report=report, say=say, stopped=stopped).run()
             if clients.writer.late:
                 say(
                     f"{clients.writer.late:,} records are older than their topic's retention and will be deleted; "
                     'sink.timestamp = "now" prevents that'
                 )
+    return _between(job, before, after, left=0, began=began)
+
+
+def _new_entry(job: Once) -> Entry:
+    return Entry(task=job.task, began={}, positions={})
+
+
+def _between(job: Once, before: Entry, after: Entry, *, left: int, began: float) -> Replayed:
+    """Return what was done between two entries, since the time `began`."""
     return Replayed(
-        job=job.title, records=totals.records, unfit=totals.unfit, repeated=totals.repeated, left=0,
+        job=job.title,
+        records=after.records - before.records,
+        unfit=after.unfit - before.unfit,
+        repeated=after.repeated - before.repeated,
+        left=left,
         duration_ms=round((time.monotonic() - began) * 1000),
-    )  # fmt: skip
+    )
 
 
 async def replay(job: Any, *, report: Callable[[Replayed], None], say: Say, stopped: asyncio.Event) -> Replayed:
     """Replay the rest of a log range or of dead letters; see `run`."""
 
-    async def open_source(clients: Clients, entry: Entry | None) -> Source:
+    async def open_source(clients: Clients, entry: Entry) -> Source:
         sources = await clients.topics.known(job.topics)
         if missing := [name for name in job.topics if name not in sources]:
             raise SourceError(f"topic {', '.join(missing)} does not exist")
-        began, positions = ({}, {}) if entry is None else (places_of(entry.began), places_of(entry.positions))
+        began, positions = places_of(entry.began), places_of(entry.positions)
         return await of_log(job, clients.committed, sources, began=began, positions=positions, say=say)
 
     return await run(job, open_source, report=report, say=say, stopped=stopped)
 
 
-async def entry_of(job: Once, clients: Clients) -> Entry | None:
-    """Return a job's ledger entry; LedgerError if another task uses its name."""
+async def entry_of(job: Once, clients: Clients) -> Entry:
+    """Return a job's ledger entry, a new one at its first run; LedgerError if another task uses its name."""
     async with AIOKafkaConsumer(**kafka_client.arguments(job.run.connection)) as plain:
-        entry = await ledger.read(clients.committed, plain, job.title)
-    if entry is not None and entry.task != job.task:
+        entry = await ledger.read(clients.committed, plain, job.title) or _new_entry(job)
+    if entry.task != job.task:
         raise LedgerError(f"the name {job.title} is used by another task, {entry.task}: choose another name")
     return entry
 
@@ -177,16 +183,7 @@ class _Run:
             before = self._entry
             await self._clients.writer.commit(functools.partial(self._fill, slice_))
             sent += self._entry.records - before.records
-            self._report(
-                Replayed(
-                    job=self._job.title,
-                    records=self._entry.records - before.records,
-                    unfit=self._entry.unfit - before.unfit,
-                    repeated=slice_.repeated,
-                    left=slice_.left,
-                    duration_ms=round((time.monotonic() - begin) * 1000),
-                )
-            )
+            self._report(_between(self._job, before, self._entry, left=slice_.left, began=begin))
             pause = 0.0 if rate is None else start + sent / rate - time.monotonic()
             if await stops_within(self._stopped, pause):
                 break
