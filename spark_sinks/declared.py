@@ -72,7 +72,7 @@ def kind_of(file: JobFile) -> JobKind:
         summary=type(file.spec).SUMMARY,
         options=Options,
         add_arguments=add_arguments,
-        flows=flows,
+        flow=flow,
         slots=_slots,
         title=file.spec.title,
         file=file.path,
@@ -86,23 +86,21 @@ def _slots(options: Options, partitions: Mapping[str, int], shuffle: int) -> int
     return sources + (1 if isinstance(declared, _STATELESS) else shuffle + 1)
 
 
-def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
-    """Return the single flow of a job file."""
+def flow(spark: SparkSession, options: Options) -> Flow:
+    """Return the flow of a job file."""
     declared = options.file.streaming
     job = _JOBS[declared.job](spark, options)
-    return [
-        Flow(
-            name=declared.title,
-            topics=declared.source.topics,
-            checkpoint=job.checkpoint,
-            trigger=Trigger(options.trigger, options.interval_ms or job.interval_ms),
-            start=job.start,
-            rejects=job.rejects,
-            behind_s=job.behind_s,
-            stages=1 if isinstance(declared, _STATELESS) else 2,
-            sized=not isinstance(declared, spec.Archive),
-        )
-    ]
+    return Flow(
+        name=declared.title,
+        topics=declared.source.topics,
+        checkpoint=job.checkpoint,
+        trigger=Trigger(options.trigger, options.interval_ms or job.interval_ms),
+        start=job.start,
+        rejects=job.rejects,
+        behind_s=job.behind_s,
+        stages=1 if isinstance(declared, _STATELESS) else 2,
+        sized=not isinstance(declared, spec.Archive),
+    )
 
 
 class DeclaredJob:

@@ -1,7 +1,7 @@
 """The description of a job. A new job is only a module in `spark_sinks/jobs` with a `JOB` of type `JobKind`.
 
-A job consists of flows, each a query with its own checkpoint from a source to a sink. Records that a flow's results
-omit go to a dead-letter topic (`Rejects`, `RejectScanner`), which requires reading the source twice.
+A job is one flow: a query with its own checkpoint from a source to a sink. Records that its results omit go to a
+dead-letter topic (`Rejects`, `RejectScanner`), which requires reading the source twice.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One query of a job. The runner starts it again when it changes between catching up and real time.
+    """The query of a job. The runner starts it again when it changes between catching up and real time.
 
     Attributes:
         name: name of the query.
@@ -109,7 +109,7 @@ class JobKind:
         summary: one line for `--help`.
         options: a `JobOptions`; a ValueError from it means a wrong command line.
         add_arguments: adds the job's own options to a parser, each with a field of `options` as its `dest`.
-        flows: returns the flows without starting them.
+        flow: returns the flow without starting it.
         slots: returns how many tasks run at once in real-time mode, from the options, the number of partitions of each
             topic and the number of shuffle partitions.
         title: name for people and as a label of metrics; empty means `name`.
@@ -120,7 +120,7 @@ class JobKind:
     summary: str
     options: type[JobOptions]
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    flows: Callable[[SparkSession, Any], Sequence[Flow]]
+    flow: Callable[[SparkSession, Any], Flow]
     slots: Callable[[Any, Mapping[str, int], int], int]
     title: str = ""
     file: Path | None = None

@@ -69,13 +69,13 @@ def run(
         kind: the job.
         options: the job's options.
         report: called with each batch's progress, and with the result of each scan for rejected records.
-        ready: called once, when every query has started to read.
+        ready: called once, when its query has started to read.
         stop_asked: the queue for progress, and for None, the request to stop.
         say: called with messages for people.
-        metrics: where each query's numbers are collected.
+        metrics: where the query's numbers are collected.
 
     Returns:
-        The totals of each query.
+        The totals of the query, by its name.
 
     Raises:
         ValueError: a checkpoint does not support the trigger.
@@ -85,16 +85,14 @@ def run(
     listener: Any = ProgressListener(spark, stop_asked.put, ended.put)
     spark.streams.addListener(listener)
     totals: dict[str, Totals] = {}
-    executions: list[FlowExecution] = []
     metrics = metrics or JobMetrics(kind.title or kind.name)
 
     def take(progress: Progress) -> None:
-        for execution in executions:
-            if progress.run in execution.runs:  # another job in the session may report too
-                done = execution.finished(progress)
-                totals.setdefault(done.query, Totals()).add(done)
-                metrics.of(done.query).finished(done)
-                report(done)
+        if progress.run in execution.runs:  # another job in the session may report too
+            done = execution.finished(progress)
+            totals.setdefault(done.query, Totals()).add(done)
+            metrics.of(done.query).finished(done)
+            report(done)
 
     def take_found() -> None:
         while not found.empty():
@@ -105,38 +103,35 @@ def run(
             metrics.of(item.query).examined(item)
             report(item)
 
-    with Broker(spark, options.connection, FIRST_ANSWER_S) as broker:
-        try:
-            for flow in kind.flows(spark, options):
-                execution = FlowExecution(spark, flow, broker, options, found=found, say=say)
-                execution.begin()
-                executions.append(execution)
-            waiting = True
-            while True:
-                try:
-                    item = stop_asked.get(timeout=0.05 if waiting else 0.25)
-                except Empty:
-                    pass
-                else:
-                    if item is None:
-                        break
-                    take(item)
-                take_found()
-                for execution in executions:
+    try:
+        with Broker(spark, options.connection, FIRST_ANSWER_S) as broker:
+            execution = FlowExecution(spark, kind.flow(spark, options), broker, options, found=found, say=say)
+            execution.begin()
+            try:
+                waiting = True
+                while True:
+                    try:
+                        item = stop_asked.get(timeout=0.05 if waiting else 0.25)
+                    except Empty:
+                        pass
+                    else:
+                        if item is None:
+                            break
+                        take(item)
+                    take_found()
                     execution.step()
                     metrics.of(execution.flow.name).reads(
                         execution.mode, execution.position, execution.ends, counts_rejects=execution.scans_rejects
                     )
-                if waiting and all(execution.reads() for execution in executions):
-                    waiting = False
-                    ready()
-        finally:
-            for execution in executions:
+                    if waiting and execution.reads():
+                        waiting = False
+                        ready()
+            finally:
                 execution.stop()
-            _wait_ended({run for execution in executions for run in execution.runs}, ended)
-            spark.streams.removeListener(listener)
-            for execution in executions:
+                _wait_ended(set(execution.runs), ended)
                 execution.close()
+    finally:
+        spark.streams.removeListener(listener)
     while not stop_asked.empty():
         if (item := stop_asked.get()) is not None:
             take(item)

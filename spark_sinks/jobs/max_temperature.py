@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
+def flow(spark: SparkSession, options: Options) -> Flow:
     """Write each sensor's maximum over a sliding window to one topic, malformed and late readings to another."""
     window, slide, watermark, ahead = (
         interval(ms) for ms in (options.window_ms, options.slide_ms, options.watermark_ms, options.ahead_ms)
@@ -92,17 +92,15 @@ def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
     def rejects(records: DataFrame, watermark_ms: Column) -> DataFrame:
         return transforms.rejected(transforms.parsed(records, ahead), options.window_ms, options.slide_ms, watermark_ms)
 
-    return [
-        Flow(
-            name=NAME,
-            topics=[options.source],
-            checkpoint=checkpoint,
-            trigger=Trigger(options.trigger, options.interval_ms),
-            start=start,
-            rejects=Rejects(options.dead_letter, rejects, options.max_offsets_per_trigger),
-            behind_s=min(5.0, options.watermark_ms / 2000),
-        )
-    ]
+    return Flow(
+        name=NAME,
+        topics=[options.source],
+        checkpoint=checkpoint,
+        trigger=Trigger(options.trigger, options.interval_ms),
+        start=start,
+        rejects=Rejects(options.dead_letter, rejects, options.max_offsets_per_trigger),
+        behind_s=min(5.0, options.watermark_ms / 2000),
+    )
 
 
 def slots(options: Options, partitions: Mapping[str, int], shuffle: int) -> int:
@@ -115,6 +113,6 @@ JOB = JobKind(
     summary=NAMED[NAME],
     options=Options,
     add_arguments=add_arguments,
-    flows=flows,
+    flow=flow,
     slots=slots,
 )

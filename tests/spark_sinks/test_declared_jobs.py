@@ -26,7 +26,7 @@ from spark_sinks import registry
 from spark_sinks.archive import segments
 from spark_sinks.archive.contract import MERGED, ArchiveError
 from spark_sinks.archive.parquet import Archive
-from spark_sinks.declared import Options, flows
+from spark_sinks.declared import Options, flow
 from spark_sinks.job_file import read
 from spark_sinks.progress import Progress, progress_of
 from spark_sinks.spec.parts import Maintain, Registry
@@ -60,8 +60,7 @@ def run_once(spark: SparkSession) -> RunOnce:
     """Run a job from its checkpoint over the records in its topics, in micro-batches of limited size."""
 
     def run(options: Options) -> list[Progress]:
-        [flow] = flows(spark, options)
-        query = flow.start(CATCH_UP)
+        query = flow(spark, options).start(CATCH_UP)
         assert query.awaitTermination(300), query.status
         return [progress_of(json.loads(one.json)) for one in query.recentProgress]
 
