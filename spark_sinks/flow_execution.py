@@ -95,7 +95,8 @@ class FlowExecution:
         self._checkpoint.forget_unfinished_start()
         if self.flow.trigger.mode == REAL_TIME:
             self._checkpoint.check_real_time()
-        self.position = self._first_position()
+        earliest = self._starting_offsets == "earliest"
+        self.position = self._checkpoint.position() or self._broker.ends(self.flow.topics, beginnings=earliest) or {}
         self._read_ends()
         if self.flow.trigger.mode == REAL_TIME:
             self._start_fitting()
@@ -104,12 +105,6 @@ class FlowExecution:
         if self._scanner:
             self._scanner.start()
             self._scan_by = time.monotonic() + SCAN_WAIT_S  # batches of an earlier run
-
-    def _first_position(self) -> Offsets:
-        known = self._checkpoint.position()
-        if known is None:
-            known = self._broker.ends(self.flow.topics, beginnings=self._starting_offsets == "earliest")
-        return known or {}
 
     @property
     def _read(self) -> int:
