@@ -261,6 +261,7 @@ def spark_submit(
     try:
         home = submit.spark_home()
         from spark_sinks import runner  # noqa: PLC0415 - needs pyspark
+        from spark_sinks.job import DRIVER_MB  # noqa: PLC0415
         from spark_sinks.session import AVRO_LIMITS, driver_java  # noqa: PLC0415
 
         kafka = [] if bootstrap_servers is None else ["--bootstrap-servers", bootstrap_servers]
@@ -276,7 +277,7 @@ def spark_submit(
             arguments=arguments,
             master=cluster,
             deploy_mode=mode,
-            driver_memory=given.driver_memory or f"{kind.driver_mb}m",
+            driver_memory=given.driver_memory or f"{DRIVER_MB}m",
             conf={**dict(given.conf), **driver_java(dict(given.conf), AVRO_LIMITS)},
         )
         plan.check()

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
-from spark_sinks.java import java_class
+from spark_sinks.java import Files
 from spark_sinks.progress import Offsets
 
 EXAMINED = "examined"
@@ -35,10 +35,7 @@ class Checkpoint:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.path = path
-        self._path_of = java_class(spark, "org.apache.hadoop.fs.Path")
-        self._io = java_class(spark, "org.apache.commons.io.IOUtils")
-        self._root = self._path_of(path)
-        self._files = self._root.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+        self._files = Files(spark, path)
 
     def newest(self) -> int | None:
         """Return the number of the newest finished batch; None if there is none."""
@@ -81,9 +78,9 @@ class Checkpoint:
         That is its state in real time, and temporary files of the logs. Spark would take them for another query's, and
         refuse to start (SPARK-53103).
         """
-        if self._files.exists(self._path_of(self._root, "metadata")) and not any(map(self._numbers, _LOGS)):
+        if self._files.exists(f"{self.path}/metadata") and not any(map(self._numbers, _LOGS)):
             for name in ("state", *_LOGS):
-                self._files.delete(self._path_of(self._root, name), True)
+                self._files.delete(f"{self.path}/{name}")
 
     def examined(self) -> int | None:
         """Return the number of the newest examined batch; None if there is none."""
@@ -92,12 +89,7 @@ class Checkpoint:
 
     def mark_examined(self, number: int) -> None:
         """Record that every batch up to this one was examined."""
-        path, new = (self._path_of(self._root, name) for name in (EXAMINED, _NEW_EXAMINED))
-        stream = self._files.create(new, True)
-        stream.write(str(number).encode())
-        stream.close()
-        self._files.delete(path, False)  # Hadoop's rename does not replace
-        self._files.rename(new, path)
+        self._files.replace(f"{self.path}/{EXAMINED}", str(number), f"{self.path}/{_NEW_EXAMINED}")
 
     def _end(self, number: int) -> Offsets | None:
         log = self._read(f"offsets/{number}")
@@ -108,21 +100,10 @@ class Checkpoint:
         return None if text is None else json.loads(text[text.index("{") :])
 
     def _numbers(self, directory: str) -> set[int]:
-        path = self._path_of(self._root, directory)
-        if not self._files.exists(path):
-            return set()
-        names = (status.getPath().getName() for status in self._files.listStatus(path))
-        return {int(name) for name in names if name.isdecimal()}
+        return {int(name) for name in self._files.names(f"{self.path}/{directory}") if name.isdecimal()}
 
     def _read(self, name: str) -> str | None:
-        path = self._path_of(self._root, name)
-        if not self._files.exists(path):
-            return None
-        stream = self._files.open(path)
-        try:
-            return str(self._io.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
+        return self._files.read(f"{self.path}/{name}")
 
 
 def _metadata(log: str) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from spark_sinks.job_file import JobFile
 from spark_sinks.records import records, term
 from spark_sinks.reject_scanner import Rejects
 from spark_sinks.sinks import kafka_sink
-from spark_sinks.sources import kafka_stream
 from spark_sinks.spec import jobs as spec
+from spark_sinks.spec.parts import Session, Window
 from spark_sinks.transforms import enrich, last, results, thresholds, windows
 from spark_sinks.transforms.dead_letters import KAFKA_HEADERS
 from spark_sinks.triggers import REAL_TIME, Trigger
@@ -57,20 +57,10 @@ def kind_of(file: JobFile) -> JobKind:
     """Return the job of a file as a kind that is started by the file's path."""
     run = file.streaming.run
     defaults = {
+        **dict(run),  # its keys are the names of the command line's options
         "file": file,
-        "bootstrap_servers": run.bootstrap_servers,
-        "checkpoint": run.checkpoint,
-        "trigger": run.trigger,
         "interval_ms": None if run.interval is None else run.interval.ms,
-        "starting_offsets": run.starting_offsets,
-        "max_offsets_per_trigger": run.max_offsets_per_trigger,
-        "accept_data_loss": run.accept_data_loss,
         "kafka": list(run.kafka.items()),
-        "metrics": run.metrics,
-        "master": run.master,
-        "shuffle_partitions": run.shuffle_partitions,
-        "state_rows": run.state_rows,
-        "driver_memory": run.driver_memory,
         "conf": list(run.conf.items()),
     }
 
@@ -82,9 +72,8 @@ def kind_of(file: JobFile) -> JobKind:
         summary=type(file.spec).SUMMARY,
         options=Options,
         add_arguments=add_arguments,
-        flows=flows,
+        flow=flow,
         slots=_slots,
-        declared=frozenset(defaults),
         title=file.spec.title,
         file=file.path,
     )
@@ -97,23 +86,21 @@ def _slots(options: Options, partitions: Mapping[str, int], shuffle: int) -> int
     return sources + (1 if isinstance(declared, _STATELESS) else shuffle + 1)
 
 
-def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
-    """Return the single flow of a job file."""
+def flow(spark: SparkSession, options: Options) -> Flow:
+    """Return the flow of a job file."""
     declared = options.file.streaming
     job = _JOBS[declared.job](spark, options)
-    return [
-        Flow(
-            name=declared.title,
-            topics=declared.source.topics,
-            checkpoint=job.checkpoint,
-            trigger=Trigger(options.trigger, options.interval_ms or job.interval_ms),
-            start=job.start,
-            rejects=job.rejects,
-            behind_s=job.behind_s,
-            stages=1 if isinstance(declared, _STATELESS) else 2,
-            sized=not isinstance(declared, spec.Archive),
-        )
-    ]
+    return Flow(
+        name=declared.title,
+        topics=declared.source.topics,
+        checkpoint=job.checkpoint,
+        trigger=Trigger(options.trigger, options.interval_ms or job.interval_ms),
+        start=job.start,
+        rejects=job.rejects,
+        behind_s=job.behind_s,
+        stages=1 if isinstance(declared, _STATELESS) else 2,
+        sized=not isinstance(declared, spec.Archive),
+    )
 
 
 class DeclaredJob:
@@ -127,8 +114,9 @@ class DeclaredJob:
 
     @property
     def rejects(self) -> Rejects | None:
-        """Records that its results omit: those that cannot be decoded."""
-        return Rejects(self.declared.source.dead_letters, self._once, self.options.max_offsets_per_trigger)
+        """Records that its results omit: those that cannot be decoded. None for an archive, which keeps them."""
+        topic = self.declared.source.dead_letters
+        return topic and Rejects(topic, self._once, self.options.max_offsets_per_trigger)
 
     @property
     def behind_s(self) -> float:
@@ -156,16 +144,7 @@ class DeclaredJob:
 
     def stream(self, trigger: Trigger) -> DataFrame:
         """Return the readings as a stream."""
-        options = self.options
-        source = kafka_stream(
-            self.spark,
-            ",".join(self.declared.source.topics),
-            connection=options.connection,
-            starting_offsets=options.starting_offsets,
-            max_offsets_per_trigger=trigger.most_of(options.max_offsets_per_trigger),
-            fail_on_data_loss=not options.accept_data_loss,
-        )
-        return self.checked(source)
+        return self.checked(self.options.stream(self.spark, self.declared.source.topics, trigger))
 
     def start(self, trigger: Trigger) -> StreamingQuery:
         """Start the query."""
@@ -184,46 +163,36 @@ class DeclaredJob:
         )
 
 
-class WindowStats(DeclaredJob):
-    """Statistics over windows."""
+class Windowed(DeclaredJob):
+    """Statistics over windows or sessions."""
 
-    declared: spec.WindowStats
+    declared: spec.WindowStats | spec.Sessionize
+
+    @property
+    def window(self) -> Window | Session:
+        """The job's window or session."""
+        return self.declared.window if isinstance(self.declared, spec.WindowStats) else self.declared.session
 
     @property
     def behind_s(self) -> float:
         """Well below the watermark's delay, so that readings do not become late."""
-        return min(SHORTEST_BEHIND_S, self.declared.window.watermark.ms / 2_000)
+        return min(SHORTEST_BEHIND_S, self.window.watermark.ms / 2_000)
 
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
         """Also include the readings that Spark drops as late."""
-        return windows.left_out(self.checked(source), self.declared.window, watermark_ms)
+        return windows.left_out(self.checked(source), self.window, watermark_ms)
 
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `DeclaredJob`."""
-        declared = self.declared
+        declared, window = self.declared, self.window
         good = results.good(self.stream(trigger))
-        made = windows.statistics(good, declared.by, declared.window, declared.aggregates)
+        if isinstance(window, Session):
+            made = windows.sessions(good, declared.by, window, declared.aggregates)
+        else:
+            made = windows.statistics(good, declared.by, window, declared.aggregates)
         final = declared.sink.emit == "final"
         made = results.json_records(made, [of.name for of in declared.by], final=final)
         return self.to_kafka(made, declared.sink.kafka, trigger, final=final)
-
-
-class Sessionize(DeclaredJob):
-    """Sessions."""
-
-    declared: spec.Sessionize
-
-    def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
-        """Also include the readings that Spark drops as late."""
-        return windows.left_out(self.checked(source), self.declared.session, watermark_ms)
-
-    def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `DeclaredJob`."""
-        declared = self.declared
-        good = results.good(self.stream(trigger))
-        made = windows.sessions(good, declared.by, declared.session, declared.aggregates)
-        made = results.json_records(made, [of.name for of in declared.by], final=True)
-        return self.to_kafka(made, declared.sink.kafka, trigger, final=True)
 
 
 class LastKnown(DeclaredJob):
@@ -345,11 +314,6 @@ class ToArchive(DeclaredJob):
 
     declared: spec.Archive
 
-    @property
-    def rejects(self) -> Rejects | None:
-        """None: an archive keeps every record."""
-        return None
-
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `DeclaredJob`; ArchiveError if the archive belongs to another job."""
         declared = self.declared
@@ -364,8 +328,8 @@ class ToArchive(DeclaredJob):
 
 _STATELESS: Final = spec.Enrich | spec.Anomalies | spec.Archive
 _JOBS: Final[Mapping[str, Callable[[SparkSession, Options], DeclaredJob]]] = {
-    "window-stats": WindowStats,
-    "sessionize": Sessionize,
+    "window-stats": Windowed,
+    "sessionize": Windowed,
     "last-known": LastKnown,
     "enrich": Enrich,
     "anomalies": _anomalies,

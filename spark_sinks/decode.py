@@ -49,6 +49,8 @@ NOT_READABLE: Final = {
     "csv": "the value is not a single line of UTF-8 with the declared fields",
     "avro": "the value is not a record of the schema",
 }
+_Paths = dict[str, tuple[str, DataType]]
+"""By the name of a column: the dotted path of its field, and its type."""
 PLACE: Final = "_place"
 """The index of a reading in its `senml` pack, from 0."""
 BAD_TIME: Final = "time is neither epoch milliseconds nor ISO 8601"
@@ -147,25 +149,39 @@ def instant(text: Column) -> Column:
 
 
 def _json(records: DataFrame, source: Source) -> DataFrame:
-    paths = {name: (column.field or name, _TYPES[column.type]) for name, column in source.columns.items()}
-    wanted = dict(paths.values())
+    paths = {f"_of_{name}": (column.field or name, _TYPES[column.type]) for name, column in source.columns.items()}
     if source.time is not None:
-        wanted[source.time] = StringType()
-    opened = records.withColumn("_objects", F.when(F.col("_text").startswith("{"), objects(F.col("_text"), wanted)))
-    found = F.get("_objects", F.lit(0))
-    return opened.select(
-        *records.columns,
-        (F.size("_objects") == 1).alias("_readable"),
-        *(_at(found, path).alias(f"_of_{name}") for name, (path, _) in paths.items()),
-        *(() if source.time is None else (_at(found, source.time).alias("_time"),)),
-    )
+        paths["_time"] = source.time, StringType()
+    opened, made = records, list[Column]()
+    for number, group in enumerate(_groups(paths)):
+        opened = opened.withColumn(f"_objects_{number}", _group_objects(F.col("_text"), group))
+        made += _fields(F.col(f"_objects_{number}"), group)
+    return opened.select(*records.columns, (F.size("_objects_0") == 1).alias("_readable"), *made)
 
 
 def json_columns(text: Column, columns: Mapping[str, Declared]) -> list[Column]:
     """Return the declared columns of one JSON object; null where missing, or where the text is not an object."""
     paths = {name: (column.field or name, _TYPES[column.type]) for name, column in columns.items()}
-    found = F.get(F.when(text.startswith("{"), objects(text, dict(paths.values()))), F.lit(0))
-    return [_at(found, path).alias(name) for name, (path, _) in paths.items()]
+    return [column for group in _groups(paths) for column in _fields(_group_objects(text, group), group)]
+
+
+def _groups(paths: _Paths) -> list[_Paths]:
+    """Split columns into those that one schema can parse, in which a field has one type; nearly always one group."""
+    groups: list[_Paths] = []
+    for name, (path, kind) in paths.items():
+        group = next((one for one in groups if dict(one.values()).get(path, kind) == kind), None)
+        if group is None:
+            groups.append(group := {})
+        group[name] = path, kind
+    return groups
+
+
+def _group_objects(text: Column, group: _Paths) -> Column:
+    return F.when(text.startswith("{"), objects(text, dict(group.values())))
+
+
+def _fields(found: Column, group: _Paths) -> list[Column]:
+    return [_at(F.get(found, F.lit(0)), path).alias(name) for name, (path, _) in group.items()]
 
 
 def objects(text: Column, wanted: Mapping[str, DataType]) -> Column:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_sinks.batch_size import SHORTEST_S, BatchSize
 from spark_sinks.catch_up_policy import CatchUpPolicy
 from spark_sinks.checkpoint import Checkpoint
-from spark_sinks.job import Flow
+from spark_sinks.job import Flow, JobOptions
 from spark_sinks.progress import Examined, Offsets, Progress, offsets_sum
 from spark_sinks.reject_scanner import RejectScanner
 from spark_sinks.sources import Broker
@@ -42,9 +42,7 @@ class FlowExecution:
         spark: the session.
         flow: the flow.
         broker: tells the offsets of its topics.
-        connection: Kafka client settings by their Kafka names.
-        starting_offsets: earliest or latest, used with a new checkpoint.
-        most: the most records that a micro-batch may ever have.
+        options: the job's options.
         found: receives the reject scanner's results, and the exception that ended its thread.
         say: called with messages for people.
     """
@@ -54,10 +52,8 @@ class FlowExecution:
         spark: SparkSession,
         flow: Flow,
         broker: Broker,
+        options: JobOptions,
         *,
-        connection: Mapping[str, str],
-        starting_offsets: str,
-        most: int,
         found: SimpleQueue[Examined | BaseException],
         say: Callable[[str], None],
     ) -> None:
@@ -66,15 +62,15 @@ class FlowExecution:
         self.mode = flow.trigger.mode
         self._spark = spark
         self._broker = broker
-        self._starting_offsets = starting_offsets
+        self._starting_offsets = options.starting_offsets
         self._say = say
-        self._runs: dict[str, str] = {}  # mode of each run, by run id
+        self.runs: dict[str, str] = {}  # mode of each run of the query, by run id
         self._workers_missed = 0  # consecutive failures
         self._reads = False
         self._stopped = False
         self._policy = CatchUpPolicy(flow.behind_s)
         micro = flow.trigger.interval_ms if flow.trigger.mode == MICRO_BATCH else None
-        self._size = BatchSize(most, max(SHORTEST_S, (micro or 0) / 1000))
+        self._size = BatchSize(options.max_offsets_per_trigger, max(SHORTEST_S, (micro or 0) / 1000))
         self.position: Offsets = {}  # end offsets of the finished batches
         self.ends: Offsets = {}  # end offsets of the topics at the last check
         self._next_look = 0.0
@@ -87,7 +83,7 @@ class FlowExecution:
                 flow.name,
                 flow.checkpoint,
                 flow.rejects,
-                connection=connection,
+                connection=options.connection,
                 report=found.put,
                 failed=found.put,
             )
@@ -99,7 +95,8 @@ class FlowExecution:
         self._checkpoint.forget_unfinished_start()
         if self.flow.trigger.mode == REAL_TIME:
             self._checkpoint.check_real_time()
-        self.position = self._first_position()
+        earliest = self._starting_offsets == "earliest"
+        self.position = self._checkpoint.position() or self._broker.ends(self.flow.topics, beginnings=earliest) or {}
         self._read_ends()
         if self.flow.trigger.mode == REAL_TIME:
             self._start_fitting()
@@ -108,12 +105,6 @@ class FlowExecution:
         if self._scanner:
             self._scanner.start()
             self._scan_by = time.monotonic() + SCAN_WAIT_S  # batches of an earlier run
-
-    def _first_position(self) -> Offsets:
-        known = self._checkpoint.position()
-        if known is None:
-            known = self._broker.ends(self.flow.topics, beginnings=self._starting_offsets == "earliest")
-        return known or {}
 
     @property
     def _read(self) -> int:
@@ -133,7 +124,7 @@ class FlowExecution:
         self.mode = mode
         trigger = CATCH_UP if mode == CATCHING_UP else self.flow.trigger
         self.query = self.flow.start(replace(trigger, most=self._size.now))
-        self._runs[str(self.query.runId)] = mode
+        self.runs[str(self.query.runId)] = mode
         if self._scanner:
             self._scanner.tasks = _spare_cores(self._spark) if mode == REAL_TIME else None
 
@@ -177,15 +168,10 @@ class FlowExecution:
         """Whether a scanner looks for records that its results omit."""
         return self._scanner is not None
 
-    @property
-    def runs(self) -> Mapping[str, str]:
-        """The mode of each run of the query, by run id."""
-        return self._runs
-
     def finished(self, progress: Progress) -> Progress:
         """Handle a finished batch, and return its progress with the trigger and with the lag of real time."""
         self._scan_by = min(self._scan_by, time.monotonic() + SCAN_WAIT_S)
-        mode = self._runs[progress.run]
+        mode = self.runs[progress.run]
         self._workers_missed = 0
         lag = progress.lag
         if progress.end is not None and offsets_sum(progress.end) >= self._read:

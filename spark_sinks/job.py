@@ -1,7 +1,7 @@
 """The description of a job. A new job is only a module in `spark_sinks/jobs` with a `JOB` of type `JobKind`.
 
-A job consists of flows, each a query with its own checkpoint from a source to a sink. Records that a flow's results
-omit go to a dead-letter topic (`Rejects`, `RejectScanner`), which requires reading the source twice.
+A job is one flow: a query with its own checkpoint from a source to a sink. Records that its results omit go to a
+dead-letter topic (`Rejects`, `RejectScanner`), which requires reading the source twice.
 """
 
 from __future__ import annotations
@@ -9,20 +9,24 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from mapping.record import is_topic_name
 from spark_sinks import jobs
 from spark_sinks.reject_scanner import Rejects
+from spark_sinks.sources import kafka_stream
 from spark_sinks.spec.values import Duration, Listen
 from spark_sinks.triggers import MICRO_BATCH, Trigger
+
+DRIVER_MB: Final = 1024
+"""Java heap that a job needs besides its state; with a local master it is the heap of the whole job."""
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +56,24 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Kafka client settings by their Kafka names."""
         return {"bootstrap.servers": self.bootstrap_servers, **self.kafka}
 
+    def stream(
+        self, spark: SparkSession, topics: Sequence[str], trigger: Trigger, *, headers: bool = True
+    ) -> DataFrame:
+        """Return the records of these topics as a stream for a query with this trigger; see `kafka_stream`."""
+        return kafka_stream(
+            spark,
+            ",".join(topics),
+            connection=self.connection,
+            starting_offsets=self.starting_offsets,
+            max_offsets_per_trigger=trigger.most_of(self.max_offsets_per_trigger),
+            fail_on_data_loss=not self.accept_data_loss,
+            headers=headers,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One query of a job. The runner starts it again when it changes between catching up and real time.
+    """The query of a job. The runner starts it again when it changes between catching up and real time.
 
     Attributes:
         name: name of the query.
@@ -91,23 +109,19 @@ class JobKind:
         summary: one line for `--help`.
         options: a `JobOptions`; a ValueError from it means a wrong command line.
         add_arguments: adds the job's own options to a parser, each with a field of `options` as its `dest`.
-        flows: returns the flows without starting them.
+        flow: returns the flow without starting it.
         slots: returns how many tasks run at once in real-time mode, from the options, the number of partitions of each
             topic and the number of shuffle partitions.
-        driver_mb: Java heap that it needs besides its state; with a local master it is the heap of the whole job.
-        declared: `dest` of the common options that the job file sets, so that the command line need not.
         title: name for people and as a label of metrics; empty means `name`.
-        file: the file that declares it.
+        file: the file that declares it, which also sets the common options, so that the command line need not.
     """
 
     name: str
     summary: str
     options: type[JobOptions]
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    flows: Callable[[SparkSession, Any], Sequence[Flow]]
+    flow: Callable[[SparkSession, Any], Flow]
     slots: Callable[[Any, Mapping[str, int], int], int]
-    driver_mb: int = 1024
-    declared: Collection[str] = ()
     title: str = ""
     file: Path | None = None
 
@@ -135,8 +149,3 @@ def listen(text: str) -> Listen:
         return Listen.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{error}, not {text!r}") from error
-
-
-def interval(ms: int) -> str:
-    """Return a duration in Spark SQL's syntax."""
-    return f"{ms} milliseconds"

@@ -14,9 +14,8 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from spark_sinks.decoders.needs import lacks
-from spark_sinks.spec.declaration import Declaration
 from spark_sinks.spec.jobs import KINDS, JobSpec, Transform
-from spark_sinks.spec.parts import REAL_TIME
+from spark_sinks.spec.parts import REAL_TIME, Declaration
 
 SUFFIXES: Final = frozenset({".toml", ".py"})
 

@@ -6,13 +6,12 @@ declare the metrics. Nothing here is called per record.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from types import TracebackType
-from typing import Final, Self
-from wsgiref.simple_server import WSGIServer
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from prometheus_client import start_http_server
 
@@ -152,31 +151,14 @@ class JobMetrics:
         """Return all metrics in Prometheus' text format."""
         return self._metrics.render()
 
-    def serve(self, address: Listen) -> Endpoint:
-        """Start the HTTP server; OSError if it cannot listen at the address."""
+    @contextlib.contextmanager
+    def serve(self, address: Listen) -> Iterator[Listen]:
+        """Serve them over HTTP in a thread, and yield the actual address; OSError if it cannot listen there."""
         server, thread = start_http_server(address.port, address.host, self._metrics.registry)
         self.address = Listen.of(address.host, server.server_port)
-        return Endpoint(server, thread, self.address)
-
-
-class Endpoint:
-    """An HTTP server in a thread; leaving the context stops it.
-
-    Attributes:
-        address: the address it actually listens on.
-    """
-
-    def __init__(self, server: WSGIServer, thread: threading.Thread, address: Listen) -> None:
-        self.address = address
-        self._server = server
-        self._thread = thread
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        try:
+            yield self.address
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -10,8 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-
-from pyspark import SparkContext
 
 _PR_SET_PDEATHSIG = 1
 
@@ -93,31 +92,34 @@ def end_jvm(limit_s: float) -> None:
     A running JVM ends when the pipe that it reads is closed. One that was interrupted while it started does not (it
     cannot report its port, and stays), so SIGTERM is then sent to every child.
     """
+    from pyspark import SparkContext  # noqa: PLC0415 - a job without Spark uses this module too
+
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:
         process.stdin.close()
-        children = [process.pid]
+        running = [process.pid]
     else:
-        children = _children()
-        for child in children:
+        running = children(os.getpid())
+        for child in running:
             os.kill(child, signal.SIGTERM)
     deadline = time.monotonic() + limit_s
     killed = False
-    while children := [child for child in children if _runs(child)]:
+    while running := [child for child in running if _runs(child)]:
         if time.monotonic() > deadline and not killed:
             killed = True
-            for child in children:
+            for child in running:
                 os.kill(child, signal.SIGKILL)
         time.sleep(0.02)
 
 
-def _children() -> list[int]:
-    """Return the ids of this process's children that have not been waited for (Linux)."""
-    return [
-        int(child)
-        for thread in Path("/proc/self/task").iterdir()
-        for child in (thread / "children").read_text().split()
-    ]
+def children(process: int) -> list[int]:
+    """Return the ids of a process's children that have not been waited for (Linux); none if it has ended."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            with contextlib.suppress(OSError):  # only this thread has ended
+                found += map(int, (thread / "children").read_text().split())
+    return found
 
 
 def _runs(child: int) -> bool:

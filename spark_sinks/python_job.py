@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from aiokafka.errors import KafkaError
 
 from spark_sinks.audit import run as audit
 from spark_sinks.job_file import JobFile, JobFileError
+from spark_sinks.process import Console, end_jvm
 from spark_sinks.replay.ledger import LedgerError
 from spark_sinks.replay.run import Replayed, replay
 from spark_sinks.replay.sources import SourceError
@@ -29,8 +30,6 @@ from spark_sinks.spec.backfill import Backfill
 from spark_sinks.spec.replays import ReplayRun
 
 Problems = (LedgerError, SourceError, ReplacedError, KafkaError, OSError)
-Report = Callable[[msgspec.Struct], None]
-Say = Callable[[str], None]
 
 
 def arguments(file: JobFile) -> argparse.ArgumentParser:
@@ -63,41 +62,45 @@ def main(file: JobFile, argv: Sequence[str]) -> int:
     except JobFileError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    console = Console()
     try:
-        if isinstance(job, BridgeAudit):
-            return asyncio.run(_until_stopped(lambda stopped: _audit(job, stopped, once=given.once)))
-        if isinstance(job, Backfill):
-            return asyncio.run(_until_stopped(lambda stopped: _backfill(job, stopped, given)))
-        return asyncio.run(_until_stopped(lambda stopped: _replay(job, stopped)))
+        return asyncio.run(_run(job, given, console))
     except Problems as error:
-        _say(f"{job.title} failed: {str(error) or type(error).__name__}")
+        console.say(f"{job.title} failed: {str(error) or type(error).__name__}")
         return 1
+    finally:
+        console.close()
 
 
-async def _until_stopped(work: Callable[[asyncio.Event], Awaitable[int]]) -> int:
+async def _run(job: Any, given: argparse.Namespace, console: Console) -> int:
+    """Run the job until it is done, or SIGTERM or SIGINT stops it; return the exit code."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    return await work(stopped)
 
+    def report(done: msgspec.Struct) -> None:
+        console.report(msgspec.json.encode(done))
 
-async def _replay(job: Any, stopped: asyncio.Event) -> int:
-    totals = await replay(job, report=_report, say=_say, stopped=stopped)
-    sys.stdout.write(f"{_summary(totals).decode()}\n")
+    if isinstance(job, BridgeAudit):
+        missing = await audit.run(job, report=report, say=console.say, stopped=stopped, once=given.once)
+        return 1 if missing and given.once else 0
+    if isinstance(job, Backfill):
+        console.divert(given.log_file)  # Spark's own output
+        totals = await _backfill(job, given, report=report, say=console.say, stopped=stopped)
+    else:
+        totals = await replay(job, report=report, say=console.say, stopped=stopped)
+    console.report(msgspec.json.encode({**msgspec.to_builtins(totals), "kind": "summary"}))
     return 1 if totals.unfit else 0
 
 
-async def _backfill(job: Backfill, stopped: asyncio.Event, given: argparse.Namespace) -> int:
-    """Replay with Spark, whose own output goes to the log file."""
+async def _backfill(job: Backfill, given: argparse.Namespace, **running: Any) -> Replayed:
+    """Replay with Spark; an error of Spark becomes a SourceError, with its traceback in the log."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - with pyspark
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    from spark_sinks.process import Console, end_jvm  # noqa: PLC0415
     from spark_sinks.replay.backfill import backfill  # noqa: PLC0415
     from spark_sinks.session import session  # noqa: PLC0415
 
-    console = Console()
-    console.divert(given.log_file)
     run = job.run
     try:
         spark = await asyncio.to_thread(
@@ -109,39 +112,11 @@ async def _backfill(job: Backfill, stopped: asyncio.Event, given: argparse.Names
             java_options=given.driver_java_options,
             conf=run.conf,
         )
-        totals = await backfill(
-            spark,
-            job,
-            report=lambda done: console.report(msgspec.json.encode(done)),
-            say=console.say,
-            stopped=stopped,
-        )
-        console.report(_summary(totals))
+        totals = await backfill(spark, job, **running)
         await asyncio.to_thread(spark.stop)
     except (PySparkException, Py4JError) as error:
         traceback.print_exc()
-        console.say(f"{job.title} failed: {next(iter(str(error).splitlines()), type(error).__name__)}")
-        return 1
+        raise SourceError(next(iter(str(error).splitlines()), type(error).__name__)) from error
     finally:
         end_jvm(4.0)
-        console.close()
-    return 1 if totals.unfit else 0
-
-
-async def _audit(job: BridgeAudit, stopped: asyncio.Event, *, once: bool) -> int:
-    missing = await audit.run(job, report=_report, say=_say, stopped=stopped, once=once)
-    return 1 if missing and once else 0
-
-
-def _summary(totals: Replayed) -> bytes:
-    return msgspec.json.encode({**msgspec.to_builtins(totals), "kind": "summary"})
-
-
-def _report(done: msgspec.Struct) -> None:
-    sys.stdout.write(f"{msgspec.json.encode(done).decode()}\n")
-    sys.stdout.flush()
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    return totals

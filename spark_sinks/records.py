@@ -5,7 +5,9 @@ Uses native Spark functions only, and none that can raise: headers and keys are 
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from collections.abc import Mapping
+from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's usual name for it)
@@ -53,6 +55,13 @@ def term(of: Term) -> Column:
     if kind == "level":
         return F.get("levels", F.lit(int(what) - 1))
     return header("record.headers", what) if kind == "header" else F.col(what)
+
+
+def of_partition(values: Mapping[Any, Any], kind: str) -> Column:
+    """Return a record's value, of the SQL type `kind`, from those by topic and partition; null if there is none."""
+    text = json.dumps({f"{topic} {partition}": value for (topic, partition), value in values.items()})
+    table: Any = F.from_json(F.lit(text), f"map<string, {kind}>")
+    return F.element_at(table, F.concat_ws(" ", "topic", "partition"))
 
 
 def text_of(raw: Column) -> Column:

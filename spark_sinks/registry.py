@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.decode import json_columns
+from spark_sinks.sources import committed
 from spark_sinks.spec.parts import Registry
 from spark_sinks.transforms.enrich import registry_of_topic
 
@@ -26,8 +27,7 @@ def read(spark: SparkSession, registry: Registry, connection: Mapping[str, str])
         # The topic's end is looked up whenever Spark plans the query: for each micro-batch, and at each real-time
         # checkpoint.
         topic = (
-            spark.read.format("kafka")
-            .options(**{f"kafka.{name}": value for name, value in connection.items()})
+            committed(spark.read, connection)
             .option("subscribe", registry.topic)
             .option("startingOffsets", "earliest")
             .option("endingOffsets", "latest")

@@ -8,12 +8,10 @@ record is read exactly twice, however many are late, and a kill at any moment lo
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -21,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_sinks.checkpoint import Batch, Checkpoint
 from spark_sinks.headers import ERROR
 from spark_sinks.progress import Examined, Offsets, offsets_sum
+from spark_sinks.records import of_partition
 from spark_sinks.sinks import write_once
 from spark_sinks.sources import kafka_range
 from spark_sinks.transforms.dead_letters import LATE, dead_letters
@@ -183,11 +182,10 @@ def watermark_of(batches: Sequence[Batch]) -> Column:
             changes.append(batch)
     if len(changes) == 1:
         return F.lit(changes[0].watermark_ms)
-    ends: dict[str, list[int]] = {}
-    for topic, partitions in changes[-1].end.items():
-        for partition in partitions:
-            ends[f"{topic} {partition}"] = [batch.end.get(topic, {}).get(partition, 0) for batch in changes]
-    table: Any = F.from_json(F.lit(json.dumps(ends)), "map<string, array<bigint>>")
-    place = F.concat_ws(" ", "topic", "partition")
-    passed = F.filter(F.element_at(table, place), lambda end: end <= F.col("offset"))
+    ends = {
+        (topic, partition): [batch.end.get(topic, {}).get(partition, 0) for batch in changes]
+        for topic, partitions in changes[-1].end.items()
+        for partition in partitions
+    }
+    passed = F.filter(of_partition(ends, "array<bigint>"), lambda end: end <= F.col("offset"))
     return F.get(F.lit([batch.watermark_ms for batch in changes]), F.size(passed))

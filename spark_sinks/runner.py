@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from spark_sinks.declared import kind_of
 from spark_sinks.flow_execution import FlowExecution
-from spark_sinks.job import JobKind, JobOptions, duration, known_jobs, listen
+from spark_sinks.job import DRIVER_MB, JobKind, JobOptions, duration, known_jobs, listen
 from spark_sinks.job_file import JobFileError, is_job_file, read
 from spark_sinks.metrics import JobMetrics
 from spark_sinks.output import Lines, Output, Screen
@@ -69,13 +69,13 @@ def run(
         kind: the job.
         options: the job's options.
         report: called with each batch's progress, and with the result of each scan for rejected records.
-        ready: called once, when every query has started to read.
+        ready: called once, when its query has started to read.
         stop_asked: the queue for progress, and for None, the request to stop.
         say: called with messages for people.
-        metrics: where each query's numbers are collected.
+        metrics: where the query's numbers are collected.
 
     Returns:
-        The totals of each query.
+        The totals of the query, by its name.
 
     Raises:
         ValueError: a checkpoint does not support the trigger.
@@ -85,16 +85,14 @@ def run(
     listener: Any = ProgressListener(spark, stop_asked.put, ended.put)
     spark.streams.addListener(listener)
     totals: dict[str, Totals] = {}
-    executions: list[FlowExecution] = []
     metrics = metrics or JobMetrics(kind.title or kind.name)
 
     def take(progress: Progress) -> None:
-        for execution in executions:
-            if progress.run in execution.runs:  # another job in the session may report too
-                done = execution.finished(progress)
-                totals.setdefault(done.query, Totals()).add(done)
-                metrics.of(done.query).finished(done)
-                report(done)
+        if progress.run in execution.runs:  # another job in the session may report too
+            done = execution.finished(progress)
+            totals.setdefault(done.query, Totals()).add(done)
+            metrics.of(done.query).finished(done)
+            report(done)
 
     def take_found() -> None:
         while not found.empty():
@@ -105,42 +103,35 @@ def run(
             metrics.of(item.query).examined(item)
             report(item)
 
-    with Broker(spark, options.connection, FIRST_ANSWER_S) as broker:
-        try:
-            for flow in kind.flows(spark, options):
-                execution = FlowExecution(
-                    spark, flow, broker,
-                    connection=options.connection, starting_offsets=options.starting_offsets,
-                    most=options.max_offsets_per_trigger, found=found, say=say,
-                )  # fmt: skip
-                execution.begin()
-                executions.append(execution)
-            waiting = True
-            while True:
-                try:
-                    item = stop_asked.get(timeout=0.05 if waiting else 0.25)
-                except Empty:
-                    pass
-                else:
-                    if item is None:
-                        break
-                    take(item)
-                take_found()
-                for execution in executions:
+    try:
+        with Broker(spark, options.connection, FIRST_ANSWER_S) as broker:
+            execution = FlowExecution(spark, kind.flow(spark, options), broker, options, found=found, say=say)
+            execution.begin()
+            try:
+                waiting = True
+                while True:
+                    try:
+                        item = stop_asked.get(timeout=0.05 if waiting else 0.25)
+                    except Empty:
+                        pass
+                    else:
+                        if item is None:
+                            break
+                        take(item)
+                    take_found()
                     execution.step()
                     metrics.of(execution.flow.name).reads(
                         execution.mode, execution.position, execution.ends, counts_rejects=execution.scans_rejects
                     )
-                if waiting and all(execution.reads() for execution in executions):
-                    waiting = False
-                    ready()
-        finally:
-            for execution in executions:
+                    if waiting and execution.reads():
+                        waiting = False
+                        ready()
+            finally:
                 execution.stop()
-            _wait_ended({run for execution in executions for run in execution.runs}, ended)
-            spark.streams.removeListener(listener)
-            for execution in executions:
+                _wait_ended(set(execution.runs), ended)
                 execution.close()
+    finally:
+        spark.streams.removeListener(listener)
     while not stop_asked.empty():
         if (item := stop_asked.get()) is not None:
             take(item)
@@ -218,16 +209,15 @@ def arguments(kinds: Iterable[JobKind]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="job", required=True, metavar="JOB")
     for kind in kinds:
         command = commands.add_parser(kind.name, help=kind.summary, description=f"{kind.summary.capitalize()}.")
-        _add_common(command, kind.declared)
+        _add_common(command, required=kind.file is None)
         kind.add_arguments(command)
     return parser
 
 
-def _add_common(parser: argparse.ArgumentParser, declared: Collection[str]) -> None:
+def _add_common(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add = parser.add_argument
-    add("--bootstrap-servers", required="bootstrap_servers" not in declared, help="Kafka, host:port,...")
-    add("--checkpoint", required="checkpoint" not in declared, help="directory or URL from which a restarted job "
-        "continues")  # fmt: skip
+    add("--bootstrap-servers", required=required, help="Kafka, host:port,...")
+    add("--checkpoint", required=required, help="directory or URL from which a restarted job continues")
     add("--trigger", choices=(MICRO_BATCH, REAL_TIME), default=MICRO_BATCH)
     add("--interval", dest="interval_ms", type=duration, help="of micro-batches (default: one after the other) or of "
         "real-time checkpoints (default: 5m; not below 5s)")  # fmt: skip
@@ -280,8 +270,8 @@ def main(argv: Sequence[str]) -> int:
     with contextlib.ExitStack() as stack:
         stack.callback(console.close)
         try:
-            served = stack.enter_context(metrics.serve(given.metrics))
-            registration = _register(kind, options, served.address, console)
+            address = stack.enter_context(metrics.serve(given.metrics))
+            registration = _register(kind, options, address, console)
         except (OSError, RunsError) as error:
             console.say(str(error) if isinstance(error, RunsError) else f"metrics: {given.metrics}: {error.strerror}")
             return 2
@@ -349,7 +339,7 @@ def _run_process(
         f"trivium {given.job}",
         master=None if given.submitted else given.master or f"local[{slots}]",
         jars=[Path(jar) for jar in given.jars.split(",") if jar],
-        driver_memory=given.driver_memory or f"{kind.driver_mb + (in_heap and given.state_rows * ROW_BYTES >> 20)}m",
+        driver_memory=given.driver_memory or f"{DRIVER_MB + (in_heap and given.state_rows * ROW_BYTES >> 20)}m",
         shuffle_partitions=given.shuffle_partitions,
         log_level=given.log_level,
         ui=given.ui,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_sinks.sources import kafka_settings
 from spark_sinks.triggers import Trigger
 
 
@@ -56,5 +57,4 @@ def write_once(records: DataFrame, topic: str, connection: Mapping[str, str]) ->
 
 def kafka_options(connection: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's options for a Kafka producer that waits for all replicas and is idempotent."""
-    own = {"kafka.acks": "all", "kafka.enable.idempotence": "true"}
-    return {**{f"kafka.{name}": value for name, value in connection.items()}, **own}
+    return kafka_settings({**connection, "acks": "all", "enable.idempotence": "true"})

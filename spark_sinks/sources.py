@@ -9,15 +9,26 @@ from typing import Self, TypeVar
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from spark_sinks.java import java_class
 from spark_sinks.progress import Offsets
 
-_COMMITTED = ("kafka.isolation.level", "read_committed")  # unless the connection says otherwise
 _LATER = "org.apache.kafka.common.errors.RetriableException"  # no answer yet
 _EARLIEST = -2  # as Spark's connector writes it
 _Answer = TypeVar("_Answer")
+_Reader = TypeVar("_Reader", DataFrameReader, DataStreamReader)
+
+
+def committed(reader: _Reader, connection: Mapping[str, str]) -> _Reader:
+    """Return a reader of Kafka's committed records, unless the connection (settings by Kafka name) says otherwise."""
+    return reader.format("kafka").options(**kafka_settings({"isolation.level": "read_committed", **connection}))
+
+
+def kafka_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return Kafka client settings as Spark's options."""
+    return {f"kafka.{name}": value for name, value in settings.items()}
 
 
 def kafka_stream(
@@ -34,7 +45,7 @@ def kafka_stream(
 
     Args:
         spark: the session.
-        topic: the Kafka topic; it must exist.
+        topic: the Kafka topic, or several separated by commas; they must exist.
         connection: Kafka client settings by their Kafka names, `bootstrap.servers` at least.
         starting_offsets: earliest or latest. Used at the first start only; afterwards the checkpoint decides.
             Earliest skips no record.
@@ -46,9 +57,7 @@ def kafka_stream(
         headers: whether to read headers, which costs time even in a query that does not use them.
     """
     reader = (
-        spark.readStream.format("kafka")
-        .option(*_COMMITTED)
-        .options(**{f"kafka.{name}": value for name, value in connection.items()})
+        committed(spark.readStream, connection)
         .option("subscribe", topic)
         .option("includeHeaders", str(headers).lower())
         .option("startingOffsets", starting_offsets)
@@ -67,9 +76,7 @@ def kafka_range(spark: SparkSession, start: Offsets, end: Offsets, *, connection
     }
     assigned = {topic: sorted(int(partition) for partition in partitions) for topic, partitions in end.items()}
     return (
-        spark.read.format("kafka")
-        .option(*_COMMITTED)
-        .options(**{f"kafka.{name}": value for name, value in connection.items()})
+        committed(spark.read, connection)
         .option("assign", json.dumps(assigned))  # not whole topics, which may have new partitions
         .option("includeHeaders", "true")
         .option("startingOffsets", json.dumps(begin))

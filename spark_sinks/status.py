@@ -82,11 +82,10 @@ def _status(known: Known) -> Status:
     run = known.run
 
     def status(state: str, detail: str = "", queries: tuple[Figures, ...] = ()) -> Status:
-        alive = {"pid": run.pid, "address": run.metrics} if known.alive else {}
-        made = Status(
-            job=run.job, state=state, detail=detail, file=run.file, checkpoint=run.checkpoint, queries=queries
-        )
-        return msgspec.structs.replace(made, **alive)
+        return Status(
+            job=run.job, state=state, detail=detail, file=run.file, checkpoint=run.checkpoint, queries=queries,
+            pid=run.pid if known.alive else None, address=run.metrics if known.alive else "",
+        )  # fmt: skip
 
     if known.alive:
         try:

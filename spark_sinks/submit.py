@@ -23,6 +23,8 @@ from typing import Final
 
 import msgspec
 
+from spark_sinks.process import children
+
 CLIENT: Final = "client"
 CLUSTER: Final = "cluster"
 PACKAGES: Final = ("spark_sinks", "mapping", "gateway", "protocols", "flowcontrol")
@@ -180,23 +182,10 @@ def run(command: Sequence[str], environment: Mapping[str, str], deploy_mode: str
     def forward(_signal: int, _frame: FrameType | None) -> None:
         # The driver stops the job cleanly, and its JVM ends with it. A signal to the JVM would leave the driver
         # running.
-        for child in drivers(process.pid) or [process.pid]:
+        for child in children(process.pid) or [process.pid]:  # the Python driver, once it runs
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGTERM)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, forward)
     return process.wait()
-
-
-def drivers(submitter: int) -> list[int]:
-    """Return the processes that `spark-submit` has started (Linux): the Python driver, once it runs."""
-    try:
-        tasks = list(Path(f"/proc/{submitter}/task").iterdir())
-    except OSError:
-        return []
-    found: list[int] = []
-    for task in tasks:
-        with contextlib.suppress(OSError):
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
@@ -24,12 +24,12 @@ from loadtest.gateway import process_cpu
 from loadtest.spark.filling import fill, in_turn
 from loadtest.spark.readings import Topics, make_topics
 from spark_sinks import declared
-from spark_sinks.job import Flow
 from spark_sinks.job_file import read
 from spark_sinks.jobs import max_temperature
 from spark_sinks.session import session
 from spark_sinks.sources import kafka_stream
 from spark_sinks.transforms import maximum
+from spark_sinks.transforms.results import good
 from spark_sinks.triggers import CATCH_UP
 
 SENSORS: Final = 1_000
@@ -145,7 +145,7 @@ def _steps(spark: SparkSession, bootstrap: str) -> dict[str, Start]:
             )
             file = read(path)
             options = declared.Options(file=file, bootstrap_servers=bootstrap, checkpoint=file.spec.run.checkpoint)
-            return _only(declared.flows(spark, options)).start(CATCH_UP)
+            return declared.flow(spark, options).start(CATCH_UP)
 
         return start
 
@@ -158,22 +158,21 @@ def _steps(spark: SparkSession, bootstrap: str) -> dict[str, Start]:
             dead_letter=topics.dead_letter,
             max_offsets_per_trigger=AT_ONCE,
         )
-        return _only(max_temperature.flows(spark, options)).start(CATCH_UP)
+        return max_temperature.flow(spark, options).start(CATCH_UP)
 
     return {
         "source": drain(lambda topics: source(topics, headers=False)),
         "source with headers": drain(lambda topics: source(topics, headers=True)),
         "plain from_json": drain(plain),
-        "decode": drain(lambda topics: maximum.readings(maximum.parsed(source(topics, headers=False)))),
+        "decode": drain(
+            lambda topics: good(maximum.parsed(source(topics, headers=False))).select(
+                "sensor", "temperature", "time", "sent"
+            )
+        ),
         "max-temperature": max_temperature_job,
         "window-stats": declared_job(WINDOW_STATS),
         "archive": declared_job(ARCHIVE),
     }
-
-
-def _only(flows: Sequence[Flow]) -> Flow:
-    [flow] = flows
-    return flow
 
 
 def _run(spark: SparkSession, step: Start, topics: Topics, limit_s: float) -> tuple[int, float, bool]:

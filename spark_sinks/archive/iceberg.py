@@ -140,7 +140,7 @@ def _written(table: Table, rows: pa.Table) -> Iterator[DataFile]:
     return iter(_dataframe_to_data_files(table.metadata, rows, table.io, uuid.uuid4()))
 
 
-def _commit(table: Table, change: Callable[[Transaction], bool]) -> bool:
+def _commit(table: Table, change: Callable[[Transaction], bool]) -> None:
     """Commit a change against the snapshot that it was made for; after a conflict, make it again for the newer one.
 
     Args:
@@ -152,17 +152,15 @@ def _commit(table: Table, change: Callable[[Transaction], bool]) -> bool:
         table.metadata.properties[RETRIES] = "0"  # in memory only
         transaction = table.transaction()
         if not change(transaction):
-            return False
+            return
         try:
             transaction.commit_transaction()
+            return
         except CommitFailedException:
             if attempt == ATTEMPTS:
                 raise
             time.sleep(RETRY_S * random.uniform(0.5, 1.5) * min(attempt, 10))  # noqa: S311 - no secret
             table.refresh()
-        else:
-            return True
-    raise AssertionError("unreachable")
 
 
 def files(name: str, catalog: str, options: Mapping[str, str]) -> list[str]:

@@ -19,7 +19,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sinks.archive.contract import MERGED, ArchiveError, another_checkpoint
-from spark_sinks.archive.rows import Files, checkpoint_id
+from spark_sinks.archive.rows import checkpoint_id, read_mark, write_mark
+from spark_sinks.java import Files
 
 
 class Archive:
@@ -40,11 +41,11 @@ class Archive:
         Raises:
             ArchiveError: the archive belongs to another checkpoint, or has another segment size.
         """
-        self._hadoop = Files(spark)
         self._path = path.rstrip("/")
+        self._hadoop = Files(spark, self._path)
         self._files = files
         self._segment = segment
-        self._claim(checkpoint)
+        self._claim(checkpoint_id(spark, checkpoint))
         all_staging = f"{self._path}.staging"
         self._hadoop.delete(all_staging)
         # The directory has a new name at each start, because a killed job's JVM may write for a moment longer.
@@ -76,11 +77,11 @@ class Archive:
         if not self._hadoop.rename(staged, target):
             raise ArchiveError(f"batch {number} could not be renamed from {staged} into {segment}")
 
-    def _claim(self, checkpoint: str) -> None:
-        ours = {"archive": checkpoint_id(self._hadoop, checkpoint), "segment": self._segment}
-        mark = self._hadoop.read_mark(self._path)
+    def _claim(self, archive: str) -> None:
+        ours = {"archive": archive, "segment": self._segment}
+        mark = read_mark(self._hadoop, self._path)
         if not mark:
-            self._hadoop.write_mark(self._path, ours)
+            write_mark(self._hadoop, self._path, ours)
         elif mark["archive"] != ours["archive"]:
             raise another_checkpoint(self._path)
         elif "segment" not in mark:

@@ -1,4 +1,4 @@
-"""The columns of an archive, and access to the file systems of archives and checkpoints."""
+"""The columns of an archive, and the marks of archives and checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.archive.contract import MARK, ArchiveError
-from spark_sinks.java import java_class
+from spark_sinks.java import Files
 from spark_sinks.spec.parts import Source
 
 
@@ -33,66 +33,28 @@ def rows(checked: DataFrame, source: Source) -> DataFrame:
     )
 
 
-class Files:
-    """Hadoop's file systems, which may hold checkpoints and archives, accessed by name."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._path_of = java_class(spark, "org.apache.hadoop.fs.Path")
-        self._configuration = spark._jsc.hadoopConfiguration()
-
-    def exists(self, name: str) -> bool:
-        """Whether a file or directory exists."""
-        return bool(self._system(name).exists(self._path_of(name)))
-
-    def make(self, name: str) -> None:
-        """Create a directory and its parents."""
-        self._system(name).mkdirs(self._path_of(name))
-
-    def delete(self, name: str) -> None:
-        """Delete a file, or a directory recursively; no error if it does not exist."""
-        self._system(name).delete(self._path_of(name), True)
-
-    def rename(self, name: str, new: str) -> bool:
-        """Rename, atomically if the file system can; False if it failed."""
-        return bool(self._system(name).rename(self._path_of(name), self._path_of(new)))
-
-    def read_mark(self, directory: str) -> dict[str, Any]:
-        """Read a directory's mark file; empty if there is none."""
-        name = f"{directory}/{MARK}"
-        files, path = self._system(name), self._path_of(name)
-        if not files.exists(path):
-            return {}
-        stream = files.open(path)
-        try:
-            mark: dict[str, Any] = json.loads(bytes(stream.readAllBytes()))
-            return mark
-        finally:
-            stream.close()
-
-    def write_mark(self, directory: str, mark: dict[str, Any]) -> None:
-        """Write a directory's mark file."""
-        name, new = f"{directory}/{MARK}", f"{directory}/{MARK}.new"
-        stream = self._system(new).create(self._path_of(new), True)
-        try:
-            stream.write(bytearray(json.dumps(mark).encode()))
-        finally:
-            stream.close()
-        self.delete(name)  # Hadoop's rename does not replace
-        if not self.rename(new, name):
-            raise ArchiveError(f"{name} cannot be written")
-
-    def _system(self, name: str) -> Any:
-        return self._path_of(name).getFileSystem(self._configuration)
+def read_mark(files: Files, directory: str) -> dict[str, Any]:
+    """Read a directory's mark file; empty if there is none."""
+    mark: dict[str, Any] = json.loads(files.read(f"{directory}/{MARK}") or "{}")
+    return mark
 
 
-def checkpoint_id(files: Files, checkpoint: str) -> str:
+def write_mark(files: Files, directory: str, mark: dict[str, Any]) -> None:
+    """Write a directory's mark file."""
+    name = f"{directory}/{MARK}"
+    if not files.replace(name, json.dumps(mark), f"{name}.new"):
+        raise ArchiveError(f"{name} cannot be written")
+
+
+def checkpoint_id(spark: SparkSession, checkpoint: str) -> str:
     """Return the id that a query's checkpoint has for its archive; the first start creates it.
 
     It is stored in the query's own checkpoint directory: if this is deleted, or the job is renamed, batches start at 0
     again and must not be mistaken for the archive's.
     """
-    mark = files.read_mark(checkpoint)
+    files = Files(spark, checkpoint)
+    mark = read_mark(files, checkpoint)
     if not mark:
         mark = {"archive": uuid.uuid4().hex}
-        files.write_mark(checkpoint, mark)
+        write_mark(files, checkpoint, mark)
     return str(mark["archive"])

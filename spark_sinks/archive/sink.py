@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sinks.archive.parquet import Archive
-from spark_sinks.archive.rows import Files, checkpoint_id
+from spark_sinks.archive.rows import checkpoint_id
 from spark_sinks.spec.parts import ArchiveSink
 
 
@@ -30,7 +30,7 @@ def writing(spark: SparkSession, sink: ArchiveSink, checkpoint: str) -> Callable
     """
     if sink.format == "parquet":
         return Archive(spark, sink.archive, checkpoint, files=sink.files, segment=sink.segment).write
-    table = _table(sink, checkpoint_id(Files(spark), checkpoint))
+    table = _table(sink, checkpoint_id(spark, checkpoint))
 
     def write(batch: DataFrame, number: int) -> None:
         newest = table.newest()

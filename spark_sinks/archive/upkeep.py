@@ -6,7 +6,8 @@ import datetime
 from pathlib import Path
 
 from spark_sinks.archive.contract import ArchiveError, Maintained
-from spark_sinks.spec.jobs import Archive, lacking
+from spark_sinks.decoders.needs import of_lake
+from spark_sinks.spec.jobs import Archive
 
 
 def maintain(job: Archive) -> Maintained:
@@ -17,7 +18,7 @@ def maintain(job: Archive) -> Maintained:
     """
     sink, settings = job.sink, job.maintain
     now = datetime.datetime.now(datetime.UTC)
-    if (lack := next(lacking(sink.format, upkeep=True), None)) is not None:
+    if (lack := next(of_lake(sink.format, upkeep=True), None)) is not None:
         raise ArchiveError(lack)
     # Each needs packages of the extra `lake`.
     if sink.format == "delta":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -20,7 +19,7 @@ from spark_sinks.headers import ORIGIN_REPLAY
 from spark_sinks.replay.items import Place
 from spark_sinks.replay.kafka import partitions_of, read_range
 from spark_sinks.replay.ledger import Entry, LedgerError
-from spark_sinks.replay.run import Clients, Say, connected, entry_of
+from spark_sinks.replay.run import Clients, Say, connected, entry_of, stops_within
 from spark_sinks.spec.audit import BridgeAudit
 
 JSON: Final = b"application/json"
@@ -60,12 +59,11 @@ async def run(
     Raises:
         LedgerError, ReplacedError, KafkaError: it cannot continue; the message says why.
     """
-    settings = {"bootstrap.servers": job.run.bootstrap_servers, **job.run.kafka}
     missing = 0
-    async with connected(job, settings, say, stopped) as clients:
+    async with connected(job, say, stopped) as clients:
         if clients is None:
             return 0
-        entry = await entry_of(job, clients, settings)
+        entry = await entry_of(job, clients)
         if job.sink.kafka not in await clients.topics.known([job.sink.kafka]):
             raise LedgerError(f"there is no topic {job.sink.kafka}")
         audit = _Audit(job, clients, entry, say, fetched)
@@ -76,19 +74,19 @@ async def run(
             if once:
                 break
             left = job.run.interval.ms - time.time() * 1000 % job.run.interval.ms  # align intervals with the clock
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), left / 1000)
+            await stops_within(stopped, left / 1000)
     return missing
 
 
 class _Audit:
-    def __init__(self, job: BridgeAudit, clients: Clients, entry: Entry | None, say: Say, fetched: Fetch) -> None:
+    def __init__(self, job: BridgeAudit, clients: Clients, entry: Entry, say: Say, fetched: Fetch) -> None:
         self._job = job
         self._clients = clients
         self._say = say
         self._fetch = fetched
-        self._records = 0 if entry is None else entry.records
-        self._state = AuditState({}, "") if entry is None else msgspec.convert(entry.memo, AuditState, str_keys=True)
+        self._records = entry.records
+        memo = entry.memo
+        self._state = AuditState({}, "") if memo is None else msgspec.convert(memo, AuditState, str_keys=True)
 
     async def pass_once(self) -> Audited:
         """Audit every gateway against the log once, and write the results to Kafka."""

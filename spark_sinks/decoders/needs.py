@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
@@ -9,22 +10,24 @@ from typing import Final
 from spark_sinks.decoders import avro
 from spark_sinks.decoders.values import wanted
 from spark_sinks.spec.backfill import Backfill
-from spark_sinks.spec.declaration import Declaration
-from spark_sinks.spec.jobs import Anomalies, JobSpec, installed, lacking
-from spark_sinks.spec.parts import Source
+from spark_sinks.spec.jobs import Anomalies, Archive, JobSpec
+from spark_sinks.spec.parts import Declaration, Source
 
 _DECODERS: Final = {
     "cbor": ("cbor2", "pyarrow"), "senml": ("cbor2", "pyarrow"), "protobuf": ("google.protobuf", "pyarrow"),
 }  # fmt: skip
 _STATE: Final = ("pandas", "pyarrow", "google.protobuf")
+_LAKE: Final = {"delta": ("deltalake", "pyarrow"), "iceberg": ("pyiceberg", "pyarrow")}
 
 
 def lacks(spec: Declaration) -> Iterator[str]:
     """Yield one sentence for each thing that is missing or does not match."""
     if isinstance(spec, Backfill):
-        yield from lacking(spec.source.format, place="source")
+        yield from of_lake(spec.source.format, place="source")
     if not isinstance(spec, JobSpec):
         return
+    if isinstance(spec, Archive):
+        yield from of_lake(spec.sink.format)
     missing = _missing(_DECODERS.get(spec.source.decode, ()))
     if missing:
         yield f"source.decode: {spec.source.decode} {_needs(missing)}"
@@ -32,6 +35,13 @@ def lacks(spec: Declaration) -> Iterator[str]:
         yield f"thresholds: a running mean {_needs(gone)}"
     if not missing and spec.source.schema_file is not None:
         yield from (f"source.{lack}" for lack in _of_schema(spec.source, Path(spec.source.schema_file)))
+
+
+def of_lake(archive: str, *, place: str = "sink", upkeep: bool = False) -> Iterator[str]:
+    """Yield one sentence for each missing package of the extra `lake` that an archive of this format needs."""
+    for package in _missing(_LAKE.get(archive, ("pyarrow",) if upkeep else ())):
+        what = "maintaining Parquet files" if archive == "parquet" else archive
+        yield f"{place}.format: {what} needs the package {package}: pip install 'trivium[lake]'"
 
 
 def _of_schema(source: Source, file: Path) -> Iterator[str]:
@@ -54,7 +64,14 @@ def _of_schema(source: Source, file: Path) -> Iterator[str]:
 
 
 def _missing(packages: Collection[str]) -> list[str]:
-    return [name for name in packages if not installed(name)]
+    return [name for name in packages if not _installed(name)]
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _needs(missing: Collection[str]) -> str:

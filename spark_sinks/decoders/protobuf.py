@@ -133,19 +133,7 @@ def _descriptor(descriptors: bytes, message: str) -> Descriptor:
     pool = descriptor_pool.DescriptorPool()
     files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file}
     files.setdefault(Timestamp.DESCRIPTOR.file.name, _of_timestamp())
-    added: set[str] = set()
-
-    def add(file: Any) -> None:
-        if file.name in added:
-            return
-        added.add(file.name)
-        for name in file.dependency:
-            if name in files:
-                add(files[name])
-        pool.AddSerializedFile(file.SerializeToString())
-
-    for file in files.values():
-        add(file)
+    message_factory.GetMessages(list(files.values()), pool)  # adds each file after those that it imports
     return pool.FindMessageTypeByName(message)
 
 

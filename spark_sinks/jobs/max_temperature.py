@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sinks.job import Flow, JobKind, JobOptions, duration, interval
+from spark_sinks.job import Flow, JobKind, JobOptions, duration
 from spark_sinks.reject_scanner import Rejects
 from spark_sinks.sinks import kafka_sink
-from spark_sinks.sources import kafka_stream
 from spark_sinks.spec.jobs import NAMED
 from spark_sinks.transforms import maximum as transforms
+from spark_sinks.transforms import results
+from spark_sinks.transforms.windows import interval
 from spark_sinks.triggers import REAL_TIME, Trigger
 
 NAME = "max-temperature"
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
+def flow(spark: SparkSession, options: Options) -> Flow:
     """Write each sensor's maximum over a sliding window to one topic, malformed and late readings to another."""
     window, slide, watermark, ahead = (
         interval(ms) for ms in (options.window_ms, options.slide_ms, options.watermark_ms, options.ahead_ms)
@@ -76,18 +77,10 @@ def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
     checkpoint = f"{options.checkpoint}/{NAME}"
 
     def start(trigger: Trigger) -> StreamingQuery:
-        source = kafka_stream(
-            spark,
-            options.source,
-            connection=options.connection,
-            starting_offsets=options.starting_offsets,
-            max_offsets_per_trigger=trigger.most_of(options.max_offsets_per_trigger),
-            fail_on_data_loss=not options.accept_data_loss,
-            headers=False,
-        )
-        results = transforms.maxima(transforms.readings(transforms.parsed(source, ahead)), window, slide, watermark)
+        source = options.stream(spark, [options.source], trigger, headers=False)
+        made = transforms.maxima(results.good(transforms.parsed(source, ahead)), window, slide, watermark)
         return kafka_sink(
-            transforms.as_records(results, final=options.emit == FINAL),
+            results.json_records(made, ["sensor"], final=options.emit == FINAL),
             options.target,
             name=NAME,
             connection=options.connection,
@@ -99,17 +92,15 @@ def flows(spark: SparkSession, options: Options) -> Sequence[Flow]:
     def rejects(records: DataFrame, watermark_ms: Column) -> DataFrame:
         return transforms.rejected(transforms.parsed(records, ahead), options.window_ms, options.slide_ms, watermark_ms)
 
-    return [
-        Flow(
-            name=NAME,
-            topics=[options.source],
-            checkpoint=checkpoint,
-            trigger=Trigger(options.trigger, options.interval_ms),
-            start=start,
-            rejects=Rejects(options.dead_letter, rejects, options.max_offsets_per_trigger),
-            behind_s=min(5.0, options.watermark_ms / 2000),
-        )
-    ]
+    return Flow(
+        name=NAME,
+        topics=[options.source],
+        checkpoint=checkpoint,
+        trigger=Trigger(options.trigger, options.interval_ms),
+        start=start,
+        rejects=Rejects(options.dead_letter, rejects, options.max_offsets_per_trigger),
+        behind_s=min(5.0, options.watermark_ms / 2000),
+    )
 
 
 def slots(options: Options, partitions: Mapping[str, int], shuffle: int) -> int:
@@ -122,6 +113,6 @@ JOB = JobKind(
     summary=NAMED[NAME],
     options=Options,
     add_arguments=add_arguments,
-    flows=flows,
+    flow=flow,
     slots=slots,
 )

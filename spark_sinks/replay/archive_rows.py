@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC
 from itertools import islice
 from typing import Any
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_sinks.archive.contract import ArchiveError
+from spark_sinks.records import of_partition
 from spark_sinks.replay.items import Item, Place
 from spark_sinks.replay.sources import Slice, SourceError
 from spark_sinks.spec.backfill import ArchiveSource
@@ -42,7 +42,7 @@ def selected(spark: SparkSession, source: ArchiveSource, positions: Mapping[Plac
     if source.until is not None:
         rows = rows.where((day <= F.lit(source.until.astimezone(UTC).date())) & (time < F.lit(source.until)))
     if positions:
-        rows = rows.where(F.col("offset") >= F.coalesce(_position(positions), F.lit(0)))
+        rows = rows.where(F.col("offset") >= F.coalesce(of_partition(positions, "bigint"), F.lit(0)))
     own = Window.partitionBy("topic", "partition").orderBy("offset")
     return (
         rows.select(
@@ -85,14 +85,6 @@ def _files(source: ArchiveSource) -> list[str]:
 def _of_hadoop(name: str) -> str:
     """Convert an object store's URL to the scheme of Hadoop's file system."""
     return f"s3a://{name.removeprefix('s3://')}" if name.startswith("s3://") else name
-
-
-def _position(positions: Mapping[Place, int]) -> Column:
-    table: Any = F.from_json(
-        F.lit(json.dumps({f"{place.topic} {place.partition}": offset for place, offset in positions.items()})),
-        "map<string, bigint>",
-    )
-    return F.element_at(table, F.concat_ws(" ", "topic", "partition"))
 
 
 class ArchiveRows:

@@ -19,12 +19,11 @@ async def backfill(
 ) -> Replayed:
     """Replay the rest of an archive; see `run`."""
 
-    async def open_source(clients: Clients, entry: Entry | None, _: Say) -> Source:
+    async def open_source(clients: Clients, entry: Entry) -> Source:
         if job.sink.kafka not in await clients.topics.known([job.sink.kafka]):
             raise SourceError(f"topic {job.sink.kafka} does not exist")
-        positions = {} if entry is None else places_of(entry.positions)
+        positions = places_of(entry.positions)
         rows = await asyncio.to_thread(selected, spark, job.source, positions)
         return ArchiveRows(rows, positions, await asyncio.to_thread(rows.count))
 
-    settings = {"bootstrap.servers": job.run.bootstrap_servers, **job.run.kafka}
-    return await run(job, settings, open_source, report=report, say=say, stopped=stopped)
+    return await run(job, open_source, report=report, say=say, stopped=stopped)

@@ -63,14 +63,13 @@ class Topics:
                 configs[name] = {} if error else {key: value for key, value, *_ in entries}
         return {name: _target(name, counts[name], configs.get(name, {})) for name in there}
 
-    async def make(self, name: str, **settings: str) -> None:
+    async def make(self, name: str, settings: Mapping[str, str]) -> None:
         """Create a topic with one partition unless it exists."""
         if name in await self._admin.list_topics():
             return
         brokers = (await self._admin.describe_cluster())["brokers"]
-        configs = {key.replace("_", "."): value for key, value in settings.items()}
         with contextlib.suppress(TopicAlreadyExistsError):
-            await self._admin.create_topics([NewTopic(name, 1, min(3, len(brokers)), topic_configs=configs)])
+            await self._admin.create_topics([NewTopic(name, 1, min(3, len(brokers)), topic_configs=dict(settings))])
         while name not in await self.known([name]):  # noqa: ASYNC110 - Kafka does not notify
             await asyncio.sleep(0.1)
 
@@ -109,16 +108,22 @@ def partitions_of(places: Iterable[Place]) -> list[TopicPartition]:
     return [TopicPartition(*place) for place in places]
 
 
+def _seek(consumer: AIOKafkaConsumer, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> list[TopicPartition]:
+    """Assign the partitions whose range is not empty, each at its beginning, and return them."""
+    partitions = partitions_of(place for place, begin in begins.items() if begin < ends[place])
+    consumer.assign(partitions)
+    for partition in partitions:
+        consumer.seek(partition, begins[Place(*partition)])
+    return partitions
+
+
 async def read_range(
     consumer: AIOKafkaConsumer, begins: Mapping[Place, int], ends: Mapping[Place, int]
 ) -> AsyncIterator[Any]:
     """Yield the records of some partitions' offset ranges as they arrive; changes the consumer's assignment."""
-    open_ = {TopicPartition(*place): ends[place] for place, begin in begins.items() if begin < ends[place]}
-    consumer.assign(list(open_))
-    for partition in open_:
-        consumer.seek(partition, begins[Place(*partition)])
+    open_ = {partition: ends[Place(*partition)] for partition in _seek(consumer, begins, ends)}
     while open_:
-        for partition, records in (await consumer.getmany(*open_, timeout_ms=500)).items():
+        for partition, records in (await consumer.getmany(*open_, timeout_ms=200)).items():
             for record in records:
                 if record.offset < open_[partition]:
                     yield record
@@ -139,10 +144,7 @@ class LogReader:
     def __init__(self, consumer: AIOKafkaConsumer, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
         self.merge = Merge(begins, ends)
         self._consumer = consumer
-        self._places = {TopicPartition(*place): place for place, begin in begins.items() if begin < ends[place]}
-        consumer.assign(list(self._places))
-        for partition, place in self._places.items():
-            consumer.seek(partition, begins[place])
+        _seek(consumer, begins, ends)
 
     async def next_time(self) -> int | None:
         """Read until the next record's time is known and return it; None if no record is left."""
@@ -152,5 +154,5 @@ class LogReader:
             found = await self._consumer.getmany(*wanted, timeout_ms=500, max_records=PAGE * len(wanted))
             for partition in wanted:
                 behind = await self._consumer.position(partition)
-                merge.feed(self._places[partition], found.get(partition, ()), behind)
+                merge.feed(Place(*partition), found.get(partition, ()), behind)
         return merge.peek()

@@ -6,18 +6,18 @@ checkpoint.
 
 from __future__ import annotations
 
-import time
+import asyncio
 from typing import Any, Final
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer
 
 from spark_sinks.replay.items import Place
-from spark_sinks.replay.kafka import Topics
+from spark_sinks.replay.kafka import partitions_of, read_range
 
 LEDGER: Final = "__trivium_replays"
-SETTINGS: Final = {"cleanup_policy": "compact", "segment_bytes": str(16 << 20), "retention_ms": "-1"}
-_PLACE: Final = TopicPartition(LEDGER, 0)
+SETTINGS: Final = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), "retention.ms": "-1"}
+_PLACE: Final = Place(LEDGER, 0)
 PATIENCE_S: Final = 120.0
 """How long other jobs' open transactions may hide entries of the ledger; longer than any of ours lasts."""
 
@@ -58,11 +58,6 @@ def places_of(positions: Positions) -> dict[Place, int]:
     }
 
 
-async def prepare(topics: Topics) -> None:
-    """Create the ledger's topic unless it exists."""
-    await topics.make(LEDGER, **SETTINGS)
-
-
 async def read(committed: AIOKafkaConsumer, plain: AIOKafkaConsumer, name: str) -> Entry | None:
     """Return the newest entry of a replay. Call it after its transactional producer has started.
 
@@ -77,17 +72,15 @@ async def read(committed: AIOKafkaConsumer, plain: AIOKafkaConsumer, name: str) 
     Raises:
         LedgerError: another job's transaction hides the end for too long, or an entry is not valid.
     """
-    end = (await plain.end_offsets([_PLACE]))[_PLACE]
-    committed.assign([_PLACE])
-    await committed.seek_to_beginning(_PLACE)
+    [end] = (await plain.end_offsets(partitions_of([_PLACE]))).values()
     found: bytes | None = None
-    deadline = time.monotonic() + PATIENCE_S
-    while await committed.position(_PLACE) < end:
-        for record in (await committed.getmany(_PLACE, timeout_ms=200)).get(_PLACE, ()):
-            if record.key == name.encode():
-                found = record.value
-        if time.monotonic() > deadline:
-            raise LedgerError(f"an open transaction of another job hides the end of {LEDGER}; try again later")
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            async for record in read_range(committed, {_PLACE: 0}, {_PLACE: end}):
+                if record.key == name.encode():
+                    found = record.value
+    except TimeoutError as error:
+        raise LedgerError(f"an open transaction of another job hides the end of {LEDGER}; try again later") from error
     try:
         return None if found is None else msgspec.json.decode(found, type=Entry)
     except msgspec.DecodeError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from spark_sinks.replay.items import Item, Place
@@ -73,25 +73,21 @@ class Merge:
         return record
 
     def _show(self, place: Place) -> None:
-        self._times[place] = time = max(self._times[place], self._buffers[place][0].timestamp)
+        self._times[place] = time = max(self._times[place], self._buffers[place][0].timestamp or 0)
         heapq.heappush(self._heads, (time, place))
 
 
-def in_order(items: Iterable[Item]) -> Sequence[Item]:
-    """Return the items in the order of their original partitions, merged by time."""
+def in_order(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items in the order of their original partitions, merged by time."""
     partitions: dict[Place, list[Item]] = {}
-    for item in items:
+    for item in sorted(items, key=lambda item: item.offset):
         partitions.setdefault(item.place, []).append(item)
-    streams = []
+    ends = {place: members[-1].offset + 1 for place, members in partitions.items()}
+    merge = Merge(dict.fromkeys(ends, 0), ends)
     for place, members in partitions.items():
-        members.sort(key=lambda item: item.offset)
-        newest = 0
-        stream: list[tuple[int, Place, int, Item]] = []
-        for item in members:
-            newest = max(newest, item.timestamp or 0)
-            stream.append((newest, place, item.offset, item))
-        streams.append(stream)
-    return [item for _, _, _, item in heapq.merge(*streams, key=lambda entry: entry[:3])]
+        merge.feed(place, members, ends[place])
+    while merge.peek() is not None:
+        yield merge.pop()
 
 
 class Origins:

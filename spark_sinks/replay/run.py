@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
@@ -49,19 +50,17 @@ class Clients(msgspec.Struct):
     committed: AIOKafkaConsumer  # of `kafka.committed_reader`
 
 
-Open = Callable[[Clients, Entry | None, Say], Awaitable[Source]]
+Open = Callable[[Clients, Entry], Awaitable[Source]]
 """Creates a job's source from its clients and its ledger entry."""
 
 
 async def run(
-    job: Once, settings: Mapping[str, str], open_source: Open, *, report: Callable[[Replayed], None], say: Say,
-    stopped: asyncio.Event,
-) -> Replayed:  # fmt: skip
+    job: Once, open_source: Open, *, report: Callable[[Replayed], None], say: Say, stopped: asyncio.Event
+) -> Replayed:
     """Replay the rest, or until `stopped`; return the totals of this run.
 
     Args:
         job: the job.
-        settings: Kafka client settings by their Java names.
         open_source: creates its source.
         report: called for each transaction.
         say: called with messages for people.
@@ -72,59 +71,69 @@ async def run(
         KafkaError: Kafka failed; the next run continues.
     """
     began = time.monotonic()
-    async with connected(job, settings, say, stopped) as clients:
-        totals = Entry(task=job.task, began={}, positions={})
+    async with connected(job, say, stopped) as clients:
+        before = after = _new_entry(job)
         if clients is not None:
-            entry = await entry_of(job, clients, settings)
-            source = await open_source(clients, entry, say)
-            before = entry or Entry(task=job.task, began={}, positions={})
-            totals = await _Run(job, clients, source, before, report=report, say=say, stopped=stopped).run()
-            totals = msgspec.structs.replace(
-                totals,
-                records=totals.records - before.records,
-                unfit=totals.unfit - before.unfit,
-                repeated=totals.repeated - before.repeated,
-            )
+            before = await entry_of(job, clients)
+            source = await open_source(clients, before)
+            after = await _Run(job, clients, source, before, report=report, say=say, stopped=stopped).run()
             if clients.writer.late:
                 say(
                     f"{clients.writer.late:,} records are older than their topic's retention and will be deleted; "
                     'sink.timestamp = "now" prevents that'
                 )
+    return _between(job, before, after, left=0, began=began)
+
+
+def _new_entry(job: Once) -> Entry:
+    return Entry(task=job.task, began={}, positions={})
+
+
+def _between(job: Once, before: Entry, after: Entry, *, left: int, began: float) -> Replayed:
+    """Return what was done between two entries, since the time `began`."""
     return Replayed(
-        job=job.title, records=totals.records, unfit=totals.unfit, repeated=totals.repeated, left=0,
+        job=job.title,
+        records=after.records - before.records,
+        unfit=after.unfit - before.unfit,
+        repeated=after.repeated - before.repeated,
+        left=left,
         duration_ms=round((time.monotonic() - began) * 1000),
-    )  # fmt: skip
+    )
 
 
 async def replay(job: Any, *, report: Callable[[Replayed], None], say: Say, stopped: asyncio.Event) -> Replayed:
     """Replay the rest of a log range or of dead letters; see `run`."""
 
-    async def open_source(clients: Clients, entry: Entry | None, tell: Say) -> Source:
+    async def open_source(clients: Clients, entry: Entry) -> Source:
         sources = await clients.topics.known(job.topics)
         if missing := [name for name in job.topics if name not in sources]:
             raise SourceError(f"topic {', '.join(missing)} does not exist")
-        began, positions = ({}, {}) if entry is None else (places_of(entry.began), places_of(entry.positions))
-        return await of_log(job, clients.committed, sources, began=began, positions=positions, say=tell)
+        began, positions = places_of(entry.began), places_of(entry.positions)
+        return await of_log(job, clients.committed, sources, began=began, positions=positions, say=say)
 
-    settings = {"bootstrap.servers": job.run.bootstrap_servers, **job.run.kafka}
-    return await run(job, settings, open_source, report=report, say=say, stopped=stopped)
+    return await run(job, open_source, report=report, say=say, stopped=stopped)
 
 
-async def entry_of(job: Once, clients: Clients, settings: Mapping[str, str]) -> Entry | None:
-    """Return a job's ledger entry; LedgerError if another task uses its name."""
-    async with AIOKafkaConsumer(**kafka_client.arguments(settings)) as plain:
-        entry = await ledger.read(clients.committed, plain, job.title)
-    if entry is not None and entry.task != job.task:
+async def entry_of(job: Once, clients: Clients) -> Entry:
+    """Return a job's ledger entry, a new one at its first run; LedgerError if another task uses its name."""
+    async with AIOKafkaConsumer(**kafka_client.arguments(job.run.connection)) as plain:
+        entry = await ledger.read(clients.committed, plain, job.title) or _new_entry(job)
+    if entry.task != job.task:
         raise LedgerError(f"the name {job.title} is used by another task, {entry.task}: choose another name")
     return entry
 
 
+async def stops_within(stopped: asyncio.Event, seconds: float) -> bool:
+    """Wait until `stopped` is set, at most this long; return whether it is."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stopped.wait(), max(seconds, 0.0))
+    return stopped.is_set()
+
+
 @contextlib.asynccontextmanager
-async def connected(
-    job: Once, settings: Mapping[str, str], say: Say, stopped: asyncio.Event
-) -> AsyncIterator[Clients | None]:
+async def connected(job: Once, say: Say, stopped: asyncio.Event) -> AsyncIterator[Clients | None]:
     """Connect the clients; None if stopped before Kafka answered."""
-    given = kafka_client.arguments(settings)
+    given = kafka_client.arguments(job.run.connection)
     async with contextlib.AsyncExitStack() as stack:
         said = False
         while True:
@@ -135,16 +144,14 @@ async def connected(
             except KafkaConnectionError:
                 await admin.close()
                 if not said:
-                    say(f"waiting for Kafka: {settings['bootstrap.servers']} does not answer")
+                    say(f"waiting for Kafka: {job.run.bootstrap_servers} does not answer")
                 said = True
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), 1.0)
-            if stopped.is_set():
+            if await stops_within(stopped, 1.0):
                 yield None
                 return
         stack.push_async_callback(admin.close)
         topics = Topics(admin)
-        await ledger.prepare(topics)
+        await topics.make(ledger.LEDGER, ledger.SETTINGS)
         writer = await stack.enter_async_context(Writer(given, job.title))
         committed = await stack.enter_async_context(committed_reader(given))
         yield Clients(topics, writer, committed)
@@ -174,28 +181,13 @@ class _Run:
         async for slice_ in self._source.slices(most):
             begin = time.monotonic()
             before = self._entry
-            await self._clients.writer.commit(lambda found=slice_: self._fill(found))  # type: ignore[misc]
+            await self._clients.writer.commit(functools.partial(self._fill, slice_))
             sent += self._entry.records - before.records
-            self._report(
-                Replayed(
-                    job=self._job.title,
-                    records=self._entry.records - before.records,
-                    unfit=self._entry.unfit - before.unfit,
-                    repeated=slice_.repeated,
-                    left=slice_.left,
-                    duration_ms=round((time.monotonic() - begin) * 1000),
-                )
-            )
+            self._report(_between(self._job, before, self._entry, left=slice_.left, began=begin))
             pause = 0.0 if rate is None else start + sent / rate - time.monotonic()
-            if await self._stops(pause):
+            if await stops_within(self._stopped, pause):
                 break
         return self._entry
-
-    async def _stops(self, pause_s: float) -> bool:
-        """Wait for `pause_s`, and return whether to stop."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopped.wait(), max(pause_s, 0.0))
-        return self._stopped.is_set()
 
     async def _fill(self, found: Slice) -> Entry:
         """Send a slice, and return its ledger entry."""

@@ -10,7 +10,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from spark_sinks.replay.items import Item, NotReplayableError, Place, item_of, of_letter
-from spark_sinks.replay.kafka import LogReader, Target, partitions_of
+from spark_sinks.replay.kafka import LogReader, Target, partitions_of, read_range
 from spark_sinks.replay.order import Origins, in_order
 from spark_sinks.spec.replays import DlqReplay, Replay
 
@@ -168,10 +168,9 @@ async def _seen(
 ) -> Origins:
     """Read the dead letters of earlier runs again, to find the original records that were already replayed."""
     seen = Origins()
-    reader = LogReader(consumer, began, {place: max(began[place], end) for place, end in positions.items()})
-    while await reader.next_time() is not None:
+    async for record in read_range(consumer, began, positions):
         try:
-            item = letter(job, reader.merge.pop())
+            item = letter(job, record)
         except NotReplayableError:
             continue
         if item is not None:

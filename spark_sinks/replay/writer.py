@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -51,9 +50,7 @@ class Writer:
         await self._producer.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._producer.stop()
 
     async def commit(self, fill: Callable[[], Awaitable[Entry]]) -> None:

@@ -5,20 +5,19 @@ A job file is TOML, or Python that creates one of these classes (`spark_sinks/jo
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from spark_sinks.spec.audit import BridgeAudit
 from spark_sinks.spec.backfill import Backfill
-from spark_sinks.spec.declaration import Declaration
 from spark_sinks.spec.parts import (
     PYTHON_DECODERS,
     REAL_TIME,
     SHORTEST_REAL_TIME_MS,
     ArchiveSink,
+    Declaration,
     LastSink,
     Maintain,
     Registry,
@@ -86,12 +85,6 @@ class JobSpec(Declaration):
             yield f"run.interval: {run.interval} between two checkpoints is too short for real time, which needs 5s"
         if run.trigger == REAL_TIME and isinstance(self.sink, ResultSink) and self.sink.emit == "final":
             yield 'sink.emit: real time has no final results; use emit = "updates", or run.trigger = "micro-batch"'
-
-    @model_validator(mode="after")
-    def _whole(self) -> JobSpec:
-        if (first := next(self.lacks(), None)) is not None:
-            raise ValueError(first)
-        return self
 
 
 def _listed(names: Mapping[str, Any]) -> str:
@@ -261,23 +254,6 @@ class Anomalies(JobSpec):
             yield "forget: only allowed if a threshold has deviations"
 
 
-def lacking(archive: str, *, upkeep: bool = False, place: str = "sink") -> Iterator[str]:
-    """Yield one sentence for each missing package of the extra `lake` that an archive of this format needs."""
-    of_format = {"delta": ("deltalake", "pyarrow"), "iceberg": ("pyiceberg", "pyarrow")}
-    for package in of_format.get(archive, ("pyarrow",) if upkeep else ()):
-        if not installed(package):
-            what = "maintaining Parquet files" if archive == "parquet" else archive
-            yield f"{place}.format: {what} needs the package {package}: pip install 'trivium[lake]'"
-
-
-def installed(package: str) -> bool:
-    """Whether the package can be imported."""
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
-
-
 class Archive(JobSpec):
     """Writes every record of the topics to files."""
 
@@ -290,7 +266,6 @@ class Archive(JobSpec):
     def lacks(self) -> Iterator[str]:
         """See `JobSpec`."""
         yield from super().lacks()
-        yield from lacking(self.sink.format)
         if self.run.trigger == REAL_TIME:
             yield 'run.trigger: real time does not support an archive; use "micro-batch"'
         if self.source.decode == "senml":

@@ -1,13 +1,14 @@
 """The sections of a job file as typed settings: source, windows, sinks, run.
 
-The text below a field is its description in the documentation.
+The text below a field is its description in the documentation. `Declaration` has the keys of every job file.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -62,6 +63,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    def lacks(self) -> Iterator[str]:
+        """Yield one sentence for each contradiction between the keys of the section."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (first := next(iter(self.lacks()), None)) is not None:
+            raise ValueError(first)
+        return self
+
 
 class Column(Section):
     """A column decoded from a value; `temperature = "double"` is short for `{ type = "double" }`."""
@@ -110,31 +121,29 @@ class Source(Section):
     dead_letters: TopicName | None = None
     """topic for late readings and records that cannot be decoded, with the reason; required except for an archive"""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Source:
+    def lacks(self) -> Iterator[str]:
+        """See `Section`."""
         if len(set(self.topics)) != len(self.topics):
-            raise ValueError("topics: a topic is listed twice")
+            yield "topics: a topic is listed twice"
         names = [name.lower() for name in self.columns]
         if len(set(names)) != len(names):
-            raise ValueError("columns: two names differ only in case, which Spark ignores")
+            yield "columns: two names differ only in case, which Spark ignores"
         if self.decode == "none" and (self.columns or self.time):
-            raise ValueError('decode = "none" reads no value: columns and time need another decoder')
+            yield 'decode = "none" reads no value: columns and time need another decoder'
         if self.decode == "number" and (len(self.columns) != 1 or self.time):
-            raise ValueError('decode = "number" gives one column and no time: columns = { temperature = "double" }')
+            yield 'decode = "number" gives one column and no time: columns = { temperature = "double" }'
         if self.decode == "number" and not NUMBERS.issuperset(column.type for column in self.columns.values()):
-            raise ValueError('columns: decode = "number" needs a double or a long')
+            yield 'columns: decode = "number" needs a double or a long'
         if self.decode in _FIELDS and not self.columns:
-            raise ValueError('columns: list the fields to decode with their types, or use decode = "none"')
-        if (lack := next(self._lacks_of_binary(), None)) is not None:
-            raise ValueError(lack)
+            yield 'columns: list the fields to decode with their types, or use decode = "none"'
+        yield from self._lacks_of_binary()
         if (self.decode == "csv") != bool(self.fields):
-            raise ValueError("fields: required for csv, and only allowed there")
+            yield "fields: required for csv, and only allowed there"
         wanted = [*(column.field or name for name, column in self.columns.items()), *filter(None, [self.time])]
         if self.decode == "csv" and (missing := [name for name in wanted if name not in self.fields]):
-            raise ValueError(f"fields: {missing[0]} is not listed")
-        if self.decode == "json" and (clash := _clash(wanted)):
-            raise ValueError(f"columns: {clash[0]} cannot be a value and an object with {clash[1]} in it")
-        return self
+            yield f"fields: {missing[0]} is not listed"
+        if self.decode == "json":
+            yield from _clashes(wanted)
 
     def _lacks_of_binary(self) -> Iterator[str]:
         if (self.decode in _SCHEMA) != (self.schema_file is not None):
@@ -160,8 +169,10 @@ class Source(Section):
         return self.columns[name].type if name in self.columns else RECORD_COLUMNS[name]
 
 
-def _clash(paths: Sequence[str]) -> tuple[str, str] | None:
-    return next(((one, other) for one in paths for other in paths if other.startswith(f"{one}.")), None)
+def _clashes(paths: Sequence[str]) -> Iterator[str]:
+    for one, other in itertools.permutations(paths, 2):
+        if other.startswith(f"{one}."):
+            yield f"columns: {one} cannot be a value and an object with {other} in it"
 
 
 class Window(Section):
@@ -174,13 +185,10 @@ class Window(Section):
     watermark: Duration = Duration("10s")
     """how late a reading may be. A window closes when the newest event time is this far past its end"""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Window:
+    def lacks(self) -> Iterator[str]:
+        """See `Section`."""
         if self.slide is not None and self.slide.ms > self.length.ms:
-            raise ValueError(
-                f"slide ({self.slide}) is longer than length ({self.length}): readings between windows would be lost"
-            )
-        return self
+            yield f"slide ({self.slide}) is longer than length ({self.length}): readings between windows would be lost"
 
 
 class Session(Section):
@@ -229,14 +237,13 @@ class Lake(Section):
     """Delta: storage options, such as `AWS_REGION`. Iceberg: catalog properties, such as `uri`. Both also read options
     and secrets from the environment"""
 
-    @model_validator(mode="after")
-    def _is_of_its_format(self) -> Self:
+    def lacks(self) -> Iterator[str]:
+        """See `Section`."""
         for name, formats in _FORMATS_OF.items():
             if name in self.model_fields_set and self.format not in formats:
-                raise ValueError(f"{name}: not used by the format {self.format}, only by {' and '.join(formats)}")
+                yield f"{name}: not used by the format {self.format}, only by {' and '.join(formats)}"
         if self.format == "iceberg" and not re.fullmatch(r"\w[\w-]*(\.\w[\w-]*)+", self.archive):
-            raise ValueError(f"archive: an Iceberg table is named NAMESPACE.TABLE, not {self.archive!r}")
-        return self
+            yield f"archive: an Iceberg table is named NAMESPACE.TABLE, not {self.archive!r}"
 
 
 class ArchiveSink(Lake):
@@ -248,15 +255,15 @@ class ArchiveSink(Lake):
     """Parquet: batches per directory; `trivium spark maintain` merges a directory when all its batches are complete. An
     archive keeps the value of its first start"""
 
-    @model_validator(mode="after")
-    def _can_be_written(self) -> Self:
+    def lacks(self) -> Iterator[str]:
+        """See `Section`."""
+        yield from super().lacks()
         scheme = self.archive.partition("://")[0] if "://" in self.archive else "file"
         if self.format == "parquet" and scheme in {"s3", "s3a", "s3n", "gs", "wasb", "wasbs", "oss", "cosn"}:
-            raise ValueError(
+            yield (
                 f"archive: {scheme} cannot rename a directory atomically, so a reader could see half a batch; use a "
                 'file system that can (a local or network disk, hdfs, abfss), or format = "delta"'
             )
-        return self
 
 
 _FORMATS_OF: Final = {
@@ -286,13 +293,11 @@ class Registry(Section):
     columns: Annotated[dict[ColumnName, Column], Field(min_length=1)]
     """columns added to each reading, from the registry's JSON objects or fields; null if missing"""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Registry:
+    def lacks(self) -> Iterator[str]:
+        """See `Section`."""
         if (self.topic is None) == (self.file is None):
-            raise ValueError("either a topic or a file is required, not both")
-        if clash := _clash([column.field or name for name, column in self.columns.items()]):
-            raise ValueError(f"columns: {clash[0]} cannot be a value and an object with {clash[1]} in it")
-        return self
+            yield "either a topic or a file is required, not both"
+        yield from _clashes([column.field or name for name, column in self.columns.items()])
 
 
 class Threshold(Section):
@@ -308,17 +313,14 @@ class Threshold(Section):
     after: Annotated[int, Field(ge=2)] = 30
     """values that a mean needs before there are `deviations` alarms"""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Threshold:
+    def lacks(self) -> Iterator[str]:
+        """See `Section`."""
         if self.above is None and self.below is None and self.deviations is None:
-            raise ValueError("at least one of above, below and deviations is required")
+            yield "at least one of above, below and deviations is required"
         if self.above is not None and self.below is not None and self.below > self.above:
-            raise ValueError(
-                f"below ({self.below:g}) is greater than above ({self.above:g}): every value would be an alarm"
-            )
+            yield f"below ({self.below:g}) is greater than above ({self.above:g}): every value would be an alarm"
         if self.deviations is None and "after" in self.model_fields_set:
-            raise ValueError("after: only allowed with deviations")
-        return self
+            yield "after: only allowed with deviations"
 
 
 class Run(Section):
@@ -356,3 +358,26 @@ class Run(Section):
     """more Kafka client settings by their Kafka names, such as `security.protocol`"""
     conf: dict[str, str] = {}
     """more Spark settings"""
+
+
+class Declaration(Section):
+    """A job declared in a file. `job` names its kind."""
+
+    SUMMARY: ClassVar[str]
+    SPARK: ClassVar[bool] = True
+    """Whether the job needs Spark, and therefore Java."""
+    job: str
+    """the kind of job"""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
+    """name of the query in progress reports and logs; not set: the kind"""
+    run: Any
+
+    @property
+    def title(self) -> str:
+        """The name, or the kind if the job has no name."""
+        return self.name or self.job
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic that must exist before the job starts."""
+        raise NotImplementedError

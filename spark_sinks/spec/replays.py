@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from spark_sinks.replay import kafka_client
-from spark_sinks.spec.declaration import Declaration
-from spark_sinks.spec.parts import Section
+from spark_sinks.spec.parts import Declaration, Section
 from spark_sinks.spec.values import TopicName
 
 
@@ -31,11 +30,10 @@ class Between(Section):
     until: Moment | None = None
     """the first timestamp to exclude. Not set: up to the end of the topic when the job starts"""
 
-    @model_validator(mode="after")
-    def _ascends(self) -> Between:
+    def lacks(self) -> Iterator[str]:
+        """See `Section`."""
         if self.since is not None and self.until is not None and self.until <= self.since:
-            raise ValueError(f"until ({self.until.isoformat()}) is not after since ({self.since.isoformat()})")
-        return self
+            yield f"until ({self.until.isoformat()}) is not after since ({self.since.isoformat()})"
 
 
 class LogSource(Between):
@@ -47,19 +45,19 @@ class LogSource(Between):
     """for each topic, the first offset of each partition and the one after the last: `{ sensors = { 0 = [100, 250] }
     }`; its other partitions are skipped. Replaces `since` and `until`"""
 
-    @model_validator(mode="after")
-    def _fits(self) -> LogSource:
+    def lacks(self) -> Iterator[str]:
+        """See `Section`."""
+        yield from super().lacks()
         if len(set(self.topics)) != len(self.topics):
-            raise ValueError("topics: a topic is listed twice")
+            yield "topics: a topic is listed twice"
         if self.offsets and (self.since or self.until):
-            raise ValueError("offsets cannot be combined with since and until")
+            yield "offsets cannot be combined with since and until"
         for topic, partitions in self.offsets.items():
             if topic not in self.topics:
-                raise ValueError(f"offsets.{topic}: the topic is not listed in topics")
+                yield f"offsets.{topic}: the topic is not listed in topics"
             for partition, (first, behind) in partitions.items():
                 if behind <= first:
-                    raise ValueError(f"offsets.{topic}.{partition}: the range from {first} to {behind} is empty")
-        return self
+                    yield f"offsets.{topic}.{partition}: the range from {first} to {behind} is empty"
 
 
 class LetterSource(Between):
@@ -98,13 +96,17 @@ class KafkaRun(Section):
     kafka: dict[str, str] = Field(default_factory=dict)
     """more Kafka client settings by their Kafka names, such as `security.protocol`"""
 
-    @model_validator(mode="after")
-    def _fits(self) -> KafkaRun:
+    @property
+    def connection(self) -> dict[str, str]:
+        """All Kafka client settings by their Java names."""
+        return {"bootstrap.servers": self.bootstrap_servers, **self.kafka}
+
+    def lacks(self) -> Iterator[str]:
+        """See `Section`."""
         try:
             kafka_client.check(self.kafka)
         except ValueError as error:
-            raise ValueError(f"kafka.{error}") from None
-        return self
+            yield f"kafka.{error}"
 
 
 class ReplayRun(KafkaRun):
@@ -122,20 +124,10 @@ class Once(Declaration):
     """identifies the task: no record is replayed twice under one name, however often the job is run or killed"""
     run: KafkaRun
 
-    def lacks(self) -> Iterator[str]:
-        """Yield one sentence for each contradiction between the job's sections."""
-        yield from ()
-
     @property
     def task(self) -> str:
         """The task as the ledger stores it, so that no other task can use the same name."""
         raise NotImplementedError
-
-    @model_validator(mode="after")
-    def _whole(self) -> Once:
-        if (first := next(iter(self.lacks()), None)) is not None:
-            raise ValueError(first)
-        return self
 
 
 class Replay(Once):
@@ -158,7 +150,7 @@ class Replay(Once):
         return f"replay of {', '.join(sorted(self.source.topics))} to {self.sink.kafka}"
 
     def lacks(self) -> Iterator[str]:
-        """See `Once`."""
+        """See `Section`."""
         if self.sink.kafka in self.source.topics:
             yield f"sink.kafka: {self.sink.kafka} is a source of this job, which would replay its own records"
 
@@ -184,6 +176,6 @@ class DlqReplay(Once):
         return f"letters of {', '.join(sorted(self.source.topics))} to {to}"
 
     def lacks(self) -> Iterator[str]:
-        """See `Once`."""
+        """See `Section`."""
         if self.sink.kafka in self.source.topics:
             yield f"sink.kafka: {self.sink.kafka} is also the source of the dead letters"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -25,14 +25,24 @@ RECORD_COLUMNS: Final[Mapping[str, ColumnType | None]] = {
 
 
 class _Text(str):
-    """A string setting with a syntax; `parse` checks it and raises ValueError."""
+    """A string setting with a syntax."""
 
     __slots__ = ()
+    _FORM: ClassVar[re.Pattern[str]]
+    _EXPECTED: ClassVar[str]
 
     @classmethod
-    def parse(cls, text: str) -> _Text:
-        """Check `text` and return it as this type."""
-        raise NotImplementedError
+    def parse(cls, text: str) -> Self:
+        """Return `text` as this type; ValueError if it has another syntax."""
+        if cls._FORM.fullmatch(text) is None:
+            raise ValueError(f"expected {cls._EXPECTED}")
+        return cls(text)
+
+    @property
+    def _match(self) -> re.Match[str]:
+        match = self._FORM.fullmatch(self)
+        assert match is not None  # `parse`
+        return match
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -43,21 +53,14 @@ class Duration(_Text):
     """A time such as `500ms`, `5s`, `10m` or `1h`."""
 
     __slots__ = ()
-    _FORM: ClassVar = re.compile(r"([1-9][0-9]*)\s*(ms|s|m|h)")
+    _FORM = re.compile(r"([1-9][0-9]*)\s*(ms|s|m|h)")
+    _EXPECTED = "a duration such as 500ms, 5s, 10m or 1h"
     _UNITS: ClassVar = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
-
-    @classmethod
-    def parse(cls, text: str) -> Duration:
-        """Return `text` as a duration; ValueError if it is none."""
-        if cls._FORM.fullmatch(text) is None:
-            raise ValueError("expected a duration such as 500ms, 5s, 10m or 1h")
-        return cls(text)
 
     @property
     def ms(self) -> int:
         """The duration in milliseconds."""
-        match = self._FORM.fullmatch(self)
-        assert match is not None
+        match = self._match
         return int(match[1]) * self._UNITS[match[2]]
 
 
@@ -65,15 +68,16 @@ class Listen(_Text):
     """A listen address, `HOST:PORT` (`[::1]:9101` for IPv6). Port 0 means a free port."""
 
     __slots__ = ()
-    _FORM: ClassVar = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):([0-9]{1,5})")
+    _FORM = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):([0-9]{1,5})")
+    _EXPECTED = "HOST:PORT, such as 127.0.0.1:9101"
 
     @classmethod
-    def parse(cls, text: str) -> Listen:
-        """Return `text` as an address; ValueError if it is none."""
-        match = cls._FORM.fullmatch(text)
-        if match is None or int(match[2]) > 65_535:
-            raise ValueError("expected HOST:PORT, such as 127.0.0.1:9101")
-        return cls(text)
+    def parse(cls, text: str) -> Self:
+        """See `_Text`."""
+        made = super().parse(text)
+        if made.port > 65_535:
+            raise ValueError(f"expected {cls._EXPECTED}")
+        return made
 
     @classmethod
     def of(cls, host: str, port: int) -> Listen:
@@ -95,21 +99,13 @@ class Term(_Text):
     """A grouping term: a column, or `key`, `topic`, `content_type`, `level[2]`, `header[unit]`."""
 
     __slots__ = ()
-    _FORM: ClassVar = re.compile(r"(level)\[([1-9][0-9]?)\]|(header)\[([^\[\]]{1,100})\]|([A-Za-z_][A-Za-z0-9_]*)")
-
-    @classmethod
-    def parse(cls, text: str) -> Term:
-        """Return `text` as a term; ValueError if it is none."""
-        if cls._FORM.fullmatch(text) is None:
-            raise ValueError("expected a column, key, topic, content_type, level[1] or header[NAME]")
-        return cls(text)
+    _FORM = re.compile(r"(level)\[([1-9][0-9]?)\]|(header)\[([^\[\]]{1,100})\]|([A-Za-z_][A-Za-z0-9_]*)")
+    _EXPECTED = "a column, key, topic, content_type, level[1] or header[NAME]"
 
     @property
     def parts(self) -> tuple[str, str]:
         """(`level`, its number from 1), (`header`, its name) or (`column`, its name)."""
-        match = self._FORM.fullmatch(self)
-        assert match is not None
-        level, number, header, name, column = match.groups()
+        level, number, header, name, column = self._match.groups()
         return (level, number) if level else (header, name) if header else ("column", column)
 
     @property
@@ -138,28 +134,26 @@ class Aggregate(_Text):
     """An aggregate over a window's readings: `count(*)`, `max(temperature)`, `percentile(temperature, 0.95)`."""
 
     __slots__ = ()
-    _FORM: ClassVar = re.compile(r"([a-z]+)\(\s*(\*|[A-Za-z_][A-Za-z0-9_]*)\s*(?:,\s*(0?\.[0-9]+)\s*)?\)")
+    _FORM = re.compile(rf"({'|'.join(AGGREGATES)})\(\s*(\*|[A-Za-z_][A-Za-z0-9_]*)\s*(?:,\s*(0?\.[0-9]+)\s*)?\)")
+    _EXPECTED = f"a function such as max(temperature), one of {', '.join(AGGREGATES)}"
 
     @classmethod
-    def parse(cls, text: str) -> Aggregate:
-        """Return `text` as an aggregate; ValueError if the function or its arguments are wrong."""
-        match = cls._FORM.fullmatch(text)
-        if match is None or match[1] not in AGGREGATES:
-            raise ValueError(f"expected a function such as max(temperature), one of {', '.join(AGGREGATES)}")
-        function, column, rank = match.groups()
+    def parse(cls, text: str) -> Self:
+        """See `_Text`; also checks the function's arguments."""
+        made = super().parse(text)
+        function, column, rank = made.parts
         if (function == "percentile") != (rank is not None):
             raise ValueError("percentile, and only percentile, needs a rank between 0 and 1: percentile(load, 0.95)")
-        if column == "*" and function not in {"count", "rate"}:
+        if column is None and function not in {"count", "rate"}:
             raise ValueError(f"{function} needs a column, such as {function}(temperature)")
-        if function == "rate" and column != "*":
+        if function == "rate" and column is not None:
             raise ValueError("rate counts all readings: rate(*)")
-        return cls(text)
+        return made
 
     @property
     def parts(self) -> tuple[str, str | None, float | None]:
         """(function, column, rank). The column is None for `*`."""
-        match = self._FORM.fullmatch(self)
-        assert match is not None
+        match = self._match
         return match[1], None if match[2] == "*" else match[2], None if match[3] is None else float(match[3])
 
 

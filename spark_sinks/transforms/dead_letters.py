@@ -8,6 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.headers import ERROR, ORIGIN_LENGTH, ORIGIN_OFFSET, ORIGIN_PARTITION, ORIGIN_TIMESTAMP, ORIGIN_TOPIC
+from spark_sinks.records import RAW
 
 KAFKA_HEADERS: Final = "array<struct<key: string, value: binary>>"
 LATE: Final = "late: every window of the reading was closed"
@@ -18,8 +19,7 @@ LIMIT: Final = 900_000
 
 def dead_letters(records: DataFrame) -> DataFrame:
     """Convert source records with a column `error` to Kafka records for the dead-letter topic."""
-    record = F.struct("key", "value", "headers", "topic", "partition", "offset", "timestamp")
-    return records.select(letter(record, F.col("error")).alias("letter")).select("letter.*")
+    return records.select(letter(F.struct(*RAW), F.col("error")).alias("letter")).select("letter.*")
 
 
 def letter(record: Column, error: Column) -> Column:

@@ -8,7 +8,7 @@ from pyspark.sql import Column as SqlColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.decode import json_columns
+from spark_sinks.decode import WHITE_SPACE, json_columns
 from spark_sinks.records import term, text_of
 from spark_sinks.spec.parts import Column
 from spark_sinks.spec.values import Term
@@ -27,7 +27,7 @@ def registry_of_topic(records: DataFrame, columns: Mapping[str, Column]) -> Data
         .groupBy("_key")
         .agg(F.max_by("value", "offset").alias("value"))
         .where(F.col("value").isNotNull())
-        .withColumn("_text", F.trim(text_of(F.col("value")), F.lit(" \t\r\n")))
+        .withColumn("_text", F.trim(text_of(F.col("value")), F.lit(WHITE_SPACE)))
     )
     return newest.select("_key", *json_columns(F.col("_text"), columns))
 

@@ -10,12 +10,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's usual name for it)
 from pyspark.sql.types import DoubleType, StringType
 
-from mapping.record import CONTENT_TYPE
 from spark_sinks.decode import BAD_TIME, LARGEST, MILLISECONDS, NUMBER, WHITE_SPACE, instant, objects
 from spark_sinks.headers import ERROR
-from spark_sinks.records import non_empty, text_of
-from spark_sinks.transforms.dead_letters import KAFKA_HEADERS, LATE, header
-from spark_sinks.transforms.results import EMIT
+from spark_sinks.records import RAW, non_empty, text_of
+from spark_sinks.transforms.windows import newest_close, with_late
 
 READING = {"temperature": DoubleType(), "time": StringType(), "sensor": StringType(), "sent": StringType()}
 """The fields of a reading that this job uses. Texts are validated by `parsed`, so that a bad one gets a reason."""
@@ -45,11 +43,7 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
     temperature = F.when(is_number, F.col("text").try_cast("double")).otherwise(fields["temperature"])
     time = F.col("own_time")
     sent = fields["sent"]
-    own = [
-        name
-        for name in ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
-        if name in records.columns
-    ]
+    own = [name for name in RAW if name in records.columns]
     return (
         records.select(
             *own,
@@ -82,13 +76,8 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
     )  # fmt: skip
 
 
-def readings(checked: DataFrame) -> DataFrame:
-    """Return the good readings from `parsed`: sensor, temperature, time, sent."""
-    return checked.where(F.col("error").isNull()).select("sensor", "temperature", "time", "sent")
-
-
 def maxima(good: DataFrame, window: str, slide: str, watermark: str) -> DataFrame:
-    """Return the maximum per sensor and sliding window of event time.
+    """Return the maximum per sensor and sliding window of event time, of the good readings from `parsed`.
 
     A window closes, and a reading is too late for it, when the newest event time is `watermark` past its end.
 
@@ -115,26 +104,8 @@ def maxima(good: DataFrame, window: str, slide: str, watermark: str) -> DataFram
     )
 
 
-def as_records(results: DataFrame, *, final: bool = False) -> DataFrame:
-    """Convert results of `maxima` to Kafka records: key = sensor, value = JSON (without null fields), headers.
-
-    Final results, of closed windows, have a header `emit` = `final`.
-    """
-    headers = [header(CONTENT_TYPE, F.lit("application/json"))]
-    if final:
-        headers.append(header(EMIT, F.lit("final")))
-    return results.select(
-        F.col("sensor").cast("binary").alias("key"),
-        F.to_json(F.struct("sensor", "start", "end", "maximum", "count", "latest")).cast("binary").alias("value"),
-        F.array(*headers).cast(KAFKA_HEADERS).alias("headers"),
-    )
-
-
 def rejected(checked: DataFrame, window_ms: int, slide_ms: int, watermark_ms: Column) -> DataFrame:
     """Return the records from `parsed` that no result counts: malformed, or dropped by Spark as late.
-
-    A reading is late if all its windows were closed. Its newest window starts at the last multiple of `slide` that is
-    not after the reading.
 
     Args:
         checked: the result of `parsed`, with the source's columns.
@@ -142,10 +113,4 @@ def rejected(checked: DataFrame, window_ms: int, slide_ms: int, watermark_ms: Co
         slide_ms: from one window's start to the next.
         watermark_ms: the watermark that Spark applied to the record, epoch ms.
     """
-    at = F.unix_millis("time")  # `window` would drop records without a time
-    closed = at - F.pmod(at, F.lit(slide_ms)) + window_ms <= watermark_ms
-    return (
-        checked.withColumn(ERROR, F.coalesce(F.col(ERROR), F.when(closed, LATE)))
-        .where(F.col(ERROR).isNotNull())
-        .select("key", "value", "headers", "topic", "partition", "offset", "timestamp", ERROR)
-    )
+    return with_late(checked, newest_close(window_ms, slide_ms), watermark_ms).select(*RAW, ERROR)

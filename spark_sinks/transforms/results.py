@@ -10,22 +10,20 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from mapping.record import CONTENT_TYPE
 from spark_sinks.progress import DEAD_LETTERS, OBSERVED
-from spark_sinks.transforms.dead_letters import KAFKA_HEADERS, dead_letters, header, letter
+from spark_sinks.transforms.dead_letters import KAFKA_HEADERS, header, letter
 
 JSON: Final = "application/json"
-
-
 EMIT: Final = "emit"
 """Header that marks the last result of a window."""
 
 
 def json_record(key: Iterable[Column], fields: Sequence[Column], *, final: bool = False) -> Column:
     """Return a record: JSON of `fields` (without nulls), with the `key` columns joined by `/`; `final` marks it."""
-    own = [(CONTENT_TYPE, F.lit(JSON)), *([(EMIT, F.lit("final"))] if final else [])]
+    own = [header(CONTENT_TYPE, F.lit(JSON)), *([header(EMIT, F.lit("final"))] if final else [])]
     return F.struct(
         F.concat_ws("/", *(part.cast("string") for part in key)).cast("binary").alias("key"),
         F.to_json(F.struct(*fields)).cast("binary").alias("value"),
-        headers(*own).alias("headers"),
+        F.array(*own).cast(KAFKA_HEADERS).alias("headers"),
     )
 
 
@@ -44,11 +42,6 @@ def headers(*pairs: tuple[str, Column]) -> Column:
 def good(checked: DataFrame) -> DataFrame:
     """Return the good readings from `decode.readings`."""
     return checked.where(F.col("error").isNull())
-
-
-def rejected(checked: DataFrame) -> DataFrame:
-    """Return the bad ones as dead letters."""
-    return dead_letters(checked.where(F.col("error").isNotNull()).select("record.*", "error"))
 
 
 def routed(checked: DataFrame, made: Column, topic: str, letters_topic: str) -> DataFrame:

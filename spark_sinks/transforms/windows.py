@@ -30,7 +30,7 @@ def statistics(
     names = [of.name for of in by]
     slide = window.slide or window.length
     grouped = _grouped(readings, by, aggregates, window.watermark.ms).groupBy(
-        F.window("time", _interval(window.length.ms), _interval(slide.ms)).alias("window"), *names
+        F.window("time", interval(window.length.ms), interval(slide.ms)).alias("window"), *names
     )
     seconds = F.lit(window.length.ms / 1_000)
     return grouped.agg(*(_aggregate(of, seconds).alias(name) for name, of in aggregates.items())).select(
@@ -52,7 +52,7 @@ def sessions(
     """
     names = [of.name for of in by]
     grouped = _grouped(readings, by, aggregates, session.watermark.ms).groupBy(
-        F.session_window("time", _interval(session.gap.ms)).alias("window"), *names
+        F.session_window("time", interval(session.gap.ms)).alias("window"), *names
     )
     start = F.unix_millis("window.start")
     duration = F.unix_millis("window.end") - start - F.lit(session.gap.ms)
@@ -75,8 +75,7 @@ def sessions(
 def left_out(checked: DataFrame, window: Window | Session, watermark_ms: Column) -> DataFrame:
     """Return the records of `decode.readings` that no result counts: bad ones, and those that Spark dropped as late.
 
-    A reading is late if all its windows were closed. Its newest window starts at the last multiple of `slide` that is
-    not after it; a session of only this reading lasts for `gap`.
+    A session of only one reading lasts for `gap`.
 
     Args:
         checked: the result of `decode.readings`, with the source's columns in `record`.
@@ -89,13 +88,23 @@ def left_out(checked: DataFrame, window: Window | Session, watermark_ms: Column)
     if isinstance(window, Session):
         closes = F.unix_millis("time") + window.gap.ms
     else:
-        newest = F.window("time", _interval((window.slide or window.length).ms))["start"]
-        closes = F.unix_millis(newest) + window.length.ms
-    return (
-        checked.withColumn("_late", F.when(closes <= watermark_ms, LATE))  # a filter cannot contain a window
-        .withColumn("error", F.coalesce("error", "_late"))
-        .where(F.col("error").isNotNull())
-        .select("record.*", "error")
+        closes = newest_close(window.length.ms, (window.slide or window.length).ms)
+    return with_late(checked, closes, watermark_ms).select("record.*", "error")
+
+
+def newest_close(length_ms: int, slide_ms: int) -> Column:
+    """Return when (epoch ms) the newest window of a reading closes.
+
+    It starts at the last multiple of `slide_ms` that is not after the reading.
+    """
+    at = F.unix_millis("time")  # `window` would drop records without a time
+    return at - F.pmod(at, F.lit(slide_ms)) + length_ms
+
+
+def with_late(checked: DataFrame, closes: Column, watermark_ms: Column) -> DataFrame:
+    """Return the bad records and the late ones, with the reason in `error`: late if all its windows were closed."""
+    return checked.withColumn("error", F.coalesce("error", F.when(closes <= watermark_ms, LATE))).where(
+        F.col("error").isNotNull()
     )
 
 
@@ -106,7 +115,7 @@ def _grouped(
     used = dict.fromkeys(column for of in aggregates.values() if (column := of.parts[1]) is not None)
     return readings.select(
         "time", *(term(of).alias(of.name) for of in by), *(F.col(name).alias(f"_of_{name}") for name in used)
-    ).withWatermark("time", _interval(watermark_ms))
+    ).withWatermark("time", interval(watermark_ms))
 
 
 def _aggregate(of: Aggregate, seconds: Column | None) -> Column:
@@ -124,5 +133,6 @@ def _aggregate(of: Aggregate, seconds: Column | None) -> Column:
     return made[function]
 
 
-def _interval(ms: int) -> str:
+def interval(ms: int) -> str:
+    """Return a duration in Spark SQL's syntax."""
     return f"{ms} milliseconds"

@@ -22,13 +22,14 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
+from spark_sinks import registry
 from spark_sinks.archive import segments
 from spark_sinks.archive.contract import MERGED, ArchiveError
 from spark_sinks.archive.parquet import Archive
-from spark_sinks.declared import Options, flows
+from spark_sinks.declared import Options, flow
 from spark_sinks.job_file import read
 from spark_sinks.progress import Progress, progress_of
-from spark_sinks.spec.parts import Maintain
+from spark_sinks.spec.parts import Maintain, Registry
 from spark_sinks.triggers import CATCH_UP, MICRO_BATCH, REAL_TIME
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
@@ -59,8 +60,7 @@ def run_once(spark: SparkSession) -> RunOnce:
     """Run a job from its checkpoint over the records in its topics, in micro-batches of limited size."""
 
     def run(options: Options) -> list[Progress]:
-        [flow] = flows(spark, options)
-        query = flow.start(CATCH_UP)
+        query = flow(spark, options).start(CATCH_UP)
         assert query.awaitTermination(300), query.status
         return [progress_of(json.loads(one.json)) for one in query.recentProgress]
 
@@ -365,6 +365,18 @@ registry = { topic = "REGISTRY", columns = { room = "string", limit = "double" }
 sink = { kafka = "TARGET" }
 run = { checkpoint = "CHECKPOINT" }
 """
+
+
+async def test_an_aborted_record_of_a_registry_is_not_used(spark: SparkSession, new_topic: Any, bootstrap: str) -> None:
+    topic = await new_topic(partitions=1)
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=topic) as producer:
+        async with producer.transaction():
+            await producer.send(topic, b'{"room": "cellar"}', b"a")
+        await producer.begin_transaction()
+        await producer.send_and_wait(topic, b'{"room": "roof"}', b"a")
+        await producer.abort_transaction()
+    found = registry.read(spark, Registry(topic=topic, columns={"room": "string"}), {"bootstrap.servers": bootstrap})
+    assert [(row["_key"], row["room"]) for row in await asyncio.to_thread(found.collect)] == [("a", "cellar")]
 
 
 @pytest.mark.parametrize("trigger", [MICRO_BATCH, REAL_TIME])

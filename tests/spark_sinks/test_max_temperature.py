@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_sinks import runner
 from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.job import known_jobs
-from spark_sinks.jobs.max_temperature import Options, flows
+from spark_sinks.jobs.max_temperature import Options, flow
 from spark_sinks.progress import Progress, offsets_sum
 from spark_sinks.sources import Broker
 from spark_sinks.triggers import CATCH_UP, CATCHING_UP, REAL_TIME, Trigger
@@ -241,12 +241,12 @@ async def test_the_next_run_reports_late_readings_of_a_killed_run(
 ) -> None:
     readings = Readings(producer, options.source)
     await readings.send_one("oven", 200.0, readings.time)
-    [flow] = flows(spark, options)
-    query = flow.start(Trigger())  # only the query; nothing observes its batches
+    found = flow(spark, options)
+    query = found.start(Trigger())  # only the query; nothing observes its batches
     await wait_until(lambda: watermark(query) > 0, 60)
     await readings.send_one("oven", 999.0, readings.time - 90_000)
     await producer.send_and_wait(options.source, b"hot", b"oven")
-    checkpoint = Checkpoint(spark, flow.checkpoint)
+    checkpoint = Checkpoint(spark, found.checkpoint)
     await wait_until(lambda: offsets_sum(checkpoint.position() or {}) == 3, 60)
     await asyncio.to_thread(query.stop)
     await admin.create_partitions({options.source: NewPartitions(3)})
@@ -268,10 +268,9 @@ async def test_an_old_checkpoint_says_why_it_cannot_change_to_real_time(
 ) -> None:
     version = "spark.sql.streaming.stateStore.checkpointFormatVersion"
     await Readings(producer, options.source).send(1)
-    [flow] = flows(spark, options)
     spark.conf.set(version, "1")
     try:
-        query = flow.start(CATCH_UP)
+        query = flow(spark, options).start(CATCH_UP)
         assert await asyncio.to_thread(query.awaitTermination, 60)
     finally:
         spark.conf.set(version, "2")

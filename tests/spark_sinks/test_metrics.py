@@ -101,13 +101,13 @@ def test_lag_is_unknown_before_the_position_is() -> None:
 def test_only_the_metrics_are_served() -> None:
     metrics = JobMetrics("hall")
     metrics.of("hall").finished(BATCH)
-    with metrics.serve(Listen("127.0.0.1:0")) as served:
-        [found] = read(served.address)
+    with metrics.serve(Listen("127.0.0.1:0")) as address:
+        [found] = read(address)
         assert (found.job, found.rows) == ("hall", 60)
-        with pytest.raises(OSError, match="in use"):
-            JobMetrics("other").serve(served.address)
+        with pytest.raises(OSError, match="in use"), JobMetrics("other").serve(address):
+            pass
     with pytest.raises(NoAnswer, match="refused"):
-        read(served.address)
+        read(address)
 
 
 def test_an_unreachable_job_is_named() -> None:

@@ -125,6 +125,21 @@ def test_json_columns(spark: SparkSession) -> None:
     ] == []
 
 
+@pytest.mark.parametrize(("kind", "value"), [("long", ARRIVAL_MS), ("double", float(ARRIVAL_MS))])
+def test_the_field_of_the_time_may_be_a_column_too(spark: SparkSession, kind: str, value: float) -> None:
+    sent = [Sent(b'{"at": %d}' % ARRIVAL_MS), Sent(b'{"at": "soon"}')]
+    good, bad = read(spark, sent, columns={"at": kind}, time="at")
+    assert (good.at, type(good.at), good.time_ms, good.error) == (value, type(value), ARRIVAL_MS, None)
+    assert bad.error.startswith("at is missing or not a ")
+
+
+def test_a_field_may_be_columns_of_several_types(spark: SparkSession) -> None:
+    declared = {"number": {"field": "load"}, "text": {"type": "string", "field": "load", "optional": True}}
+    good, bad = read(spark, [Sent(b'{"load": 1.5}'), Sent(b'{"load": "much"}')], columns=declared)
+    assert (good.number, good.text, good.error) == (1.5, "1.5", None)
+    assert bad.error == "number is missing or not a finite number"
+
+
 def test_numbers(spark: SparkSession) -> None:
     good = {b"21.5": 21.5, b" -1e2\n": -100.0, b"0": 0.0}
     bad = [b"", b"hot", b"NaN", b"1.5d", b"021", b"1e400", b"0x1", b"1 2", None]

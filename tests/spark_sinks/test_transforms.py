@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.transforms import dead_letters
 from spark_sinks.transforms import maximum as transforms
+from spark_sinks.transforms.results import good, json_records
 
 SOURCE = (
     "key binary, value binary, headers array<struct<key: string, value: binary>>, "
@@ -221,7 +222,7 @@ def test_result_records(spark: SparkSession) -> None:
         ],
         "key binary, value binary, headers array<struct<key: string, value: binary>>",
     )
-    assert_df_equality(transforms.as_records(results), expected, ignore_nullable=True, ignore_row_order=True)
+    assert_df_equality(json_records(results, ["sensor"]), expected, ignore_nullable=True, ignore_row_order=True)
 
 
 def letters(source: DataFrame, watermark_ms: int = 0) -> DataFrame:
@@ -288,7 +289,7 @@ def test_a_reading_is_late_if_all_its_windows_are_closed(
 def test_transforms_run_without_python_on_the_executors(spark: SparkSession) -> None:
     checked = transforms.parsed(records(spark, [(b"k", b"21")]))
     for frame in (
-        transforms.as_records(transforms.maxima(transforms.readings(checked), "5 seconds", "1 second", "10 seconds")),
+        json_records(transforms.maxima(good(checked), "5 seconds", "1 second", "10 seconds"), ["sensor"]),
         letters(records(spark, [(b"k", b"21")])),
     ):
         plan = frame._jdf.queryExecution().executedPlan().toString()
