@@ -83,6 +83,7 @@ class AmqpConnection(AttachingPeer):
         self._login: Login | None = None  # until its outcome
         self._expiry: Expiry | None = None  # of the login's token, if it has one
         self._limits: ClientLimits | None = None  # None before the login, and without limits
+        self._is_open = False  # we have answered the peer's open, and told of it
         self._closed_cleanly = False  # a close was sent or received
         self._ended = CONNECTION_LOST  # how the connection ended, for the presence topic
         self._now_ms = 0
@@ -160,9 +161,9 @@ class AmqpConnection(AttachingPeer):
         for coordinator in {transaction.coordinator for transaction in self.transactions.values()}:
             coordinator.detached()
         in_turns(self._end_all_links())
-        if self.container_id:
+        if self._is_open:
             self._log.info("connection closed", reason=reason)
-            if self.services.presence is not None:
+            if self.services.presence is not None and self.container_id:
                 report_offline(self.services.presence, self, self._presence_name, self._ended)
 
     def _end_all_links(self) -> Iterator[None]:
@@ -464,6 +465,7 @@ class AmqpConnection(AttachingPeer):
             audit.accepted(where_of("amqp", self.pump, self.container_id), identity.name, identity.method)
         if taps.watchers:
             taps.named(self.pump, self.identifier)
+        self._is_open = True
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log.info("connection opened", principal=identity.name, listener=self.pump.entrance.name)
         if self.services.presence is not None and self.container_id:
