@@ -96,7 +96,6 @@ class DispositionReceived(msgspec.Struct, frozen=True, gc=False):
     link: Link
     delivery: Any  # the token passed to `send`
     state: State | None  # None when the peer settled without a state
-    settled: bool  # whether the peer has settled it
 
 
 class Retired(msgspec.Struct, frozen=True, gc=False):
