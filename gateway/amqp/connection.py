@@ -7,15 +7,13 @@ Events arrive from `protocols.amqp` in order. Only a login delays the events beh
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, Final
 
 import structlog
 
-from gateway.amqp.answers import delivery_state
 from gateway.amqp.attaches import NO_SENDERS, AttachingPeer
-from gateway.amqp.links.incoming import IncomingLink
+from gateway.amqp.links.incoming import IncomingLink, settle
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.login import Login
 from gateway.amqp.present import CLOSED_BY_PEER, CONNECTION_LOST, closed_by_us, failed, report_offline, report_online
@@ -37,7 +35,6 @@ from gateway.security.tenants import NoTenantError
 from gateway.security.throttle import address_of
 from gateway.taps import taps
 from gateway.turns import in_turns
-from mapping.outcomes import Outcome
 from protocols.amqp.connection import Connection
 from protocols.amqp.events import (
     ConnectionOpened,
@@ -69,7 +66,6 @@ from protocols.connection import ConnectionClosed, ConnectionFailed
 
 log = structlog.get_logger(__name__)
 
-_LINK_OF: Final = operator.itemgetter(0)  # of a token
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 
 
@@ -115,7 +111,7 @@ class AmqpConnection(AttachingPeer):
 
     def handle(self, events: list[Any]) -> Awaitable[None] | None:
         """Handle events; the awaitable, if there is one, is a login."""
-        touched: list[IncomingLink] = []
+        touched: dict[IncomingLink | Coordinator, None] = {}  # links to give credit to
         now_ms = self._now_ms = self.services.wall_clock()
         waiting: Awaitable[None] | None = None
         for event in events:
@@ -126,9 +122,7 @@ class AmqpConnection(AttachingPeer):
                 if self.crediting is not None:
                     self.crediting.spend(size)
                 incoming.receive(event.deliveries, event.messages, size, now_ms)
-                if not incoming.touched:
-                    incoming.touched = True
-                    touched.append(incoming)
+                touched[incoming] = None
             elif kind is DeliveriesAccepted:
                 event.link.context.accepted(event.deliveries)
             elif kind is DispositionReceived:
@@ -176,32 +170,10 @@ class AmqpConnection(AttachingPeer):
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Settle messages after Kafka's answer; see `gateway.kafka.contracts.Owner`."""
-        outcome = result.outcome
-        self.services.counts.incoming[outcome] += len(tokens)
-        engine_dead = self.gone or self._connection.closing
-        engine = None if engine_dead else self.engine
-        stored = outcome is Outcome.STORED
-        touched: list[IncomingLink] = []
-        for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
-            deliveries = [delivery for _, delivery in run]
-            incoming.window.settle(len(deliveries), crowded=result.crowded)
-            if not incoming.touched:
-                incoming.touched = True
-                touched.append(incoming)
-            if engine is None:
-                continue
-            if stored:
-                engine.accept_deliveries(incoming.link, deliveries)
-                continue
-            state = delivery_state(incoming.link, outcome, result.reason)
-            for delivery in deliveries:
-                if delivery is not None:
-                    engine.settle_delivery(incoming.link, delivery, state)
-        if engine is None:
-            return
-        for incoming in touched:
-            incoming.top_up()
-        self.pump.flush()
+        self.services.counts.incoming[result.outcome] += len(tokens)
+        settle(self, tokens, result)
+        if self.alive:
+            self.pump.flush()
 
     def broken(self, error: Exception) -> None:
         """Close the connection after a bug in `settle`: the peer then knows that unsettled messages are in doubt."""
@@ -341,14 +313,14 @@ class AmqpConnection(AttachingPeer):
 
     # events
 
-    def _control(self, event: Any, touched: list[IncomingLink]) -> None:
+    def _control(self, event: Any, touched: dict[IncomingLink | Coordinator, None]) -> None:
         match event:
             case CreditChanged(link=link, credit=credit, drain=drain):
                 if link.context is not None:  # else it is not accepted yet, and the credit is read then
                     link.context.credit_changed(credit, drain)
             case TransactionalTransfer(link=link) | TransferOversized(link=link):
                 self._receive_one(event)
-                touched.append(link.context)
+                touched[link.context] = None
             case Retired(link=link, txn_id=txn_id):
                 transaction = self.transactions.get(txn_id)
                 if transaction is not None:
@@ -357,7 +329,7 @@ class AmqpConnection(AttachingPeer):
                     self.detach(link, Error(UNKNOWN_ID, "no transaction has this txn-id"))
             case TransferAborted(link=link):
                 self.services.counts.aborted += 1
-                touched.append(link.context)
+                touched[link.context] = None
             case ConnectionOpened():
                 self._opened(event)
             case LinkRequested(link=link):
@@ -388,10 +360,8 @@ class AmqpConnection(AttachingPeer):
         transaction = self.transactions.get(event.txn_id) if event.txn_id is not None else None
         if isinstance(event, TransferOversized):
             link.oversized(delivery, event.size, transaction)
-        elif transaction is not None:
-            link.post(transaction, delivery, event.data, self._now_ms)
         else:
-            link.post_to_unknown(delivery, len(event.data))
+            link.post(transaction, delivery, event.data, self._now_ms)
 
     async def _log_in(self, event: SaslInitReceived | SaslResponseReceived) -> None:
         login = self._login

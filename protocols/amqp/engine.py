@@ -209,7 +209,7 @@ class Engine(Transacting):
             return
         if not found.incoming:
             self._on_disposition(found, delivery, events)
-        elif lib.pn_delivery_readable(delivery):  # otherwise the peer updated a delivery that we have yet to settle: nothing to do
+        elif lib.pn_delivery_readable(delivery):  # otherwise the peer updated a delivery that we have yet to settle
             self._on_transfer(found, delivery, events)
 
     def _on_transfer(self, link: Link, delivery: Any, events: list[Any]) -> None:
