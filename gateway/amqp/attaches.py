@@ -7,6 +7,7 @@ connection's other links work on, and the peer may detach or disconnect.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import Final
 
@@ -25,7 +26,6 @@ from gateway.amqp.sources import Source, filters_of_node, resumed, source_of, su
 from gateway.amqp.transactions import CAPABILITIES as COORDINATOR_CAPABILITIES
 from gateway.amqp.transactions import COMMAND_BYTES, Coordinator, Transaction
 from gateway.kafka.contracts import Refused
-from gateway.kafka.groups.membership import OffsetReset
 from gateway.kafka.read.start_positions import AtOffset, AtOffsets, BeyondEnd, Place
 from gateway.pauses import CONNECTION_BUDGET, SHARE, pauses
 from mapping.amqp.addresses import AddressError, TargetAddress
@@ -183,6 +183,8 @@ class Attach:
                 await self._make_receiver()
         except AddressError as error:
             peer.refuse(link, error.error)
+        except BeyondEnd as beyond:
+            peer.refuse(link, Error(PRECONDITION_FAILED, str(beyond)))
         except Refused as refused:
             peer.refuse(link, refusal(refused))
 
@@ -283,15 +285,16 @@ class Attach:
         if peer.is_detached(link):
             return
         outgoing = OutgoingLink(self._services.egress, peer, link, source, settled=link.settle_mode == SETTLED)
-        if source.exclusive and source.group is not None:
-            services.subscriptions.claim(source.group, outgoing)
-        await self._connect(outgoing, source)
-        if peer.is_detached(link):
-            outgoing.leave()
-            return
-        if outgoing.is_refused_by(peer.grant):  # the rights have changed since the check above
-            outgoing.leave()
-            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
+        with contextlib.ExitStack() as failing:
+            failing.callback(outgoing.leave)
+            if source.exclusive and source.group is not None:
+                services.subscriptions.claim(source.group, outgoing.steal)
+            await self._connect(outgoing, source)
+            if peer.is_detached(link):
+                return
+            if outgoing.is_refused_by(peer.grant):  # the rights have changed since the check above
+                raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
+            failing.pop_all()
         self._accept_receiver(outgoing, source, durable=durable)
 
     def _accept_receiver(
@@ -336,32 +339,18 @@ class Attach:
 
     async def _connect(self, outgoing: OutgoingLink, source: Source) -> None:
         """Connect the link to its reader, which offers no record before the link is accepted."""
-        try:
-            if source.group is None:
-                start = Place.END if source.start is None else source.start
-                await self._services.live_reader.watch_from(source.topic, outgoing, outgoing, start, source.partition)
-            else:
-                await self._join(outgoing, source, source.group)
-            await self._services.attaching.rest()  # one answer of Kafka may wake hundreds of these tasks
-        except BeyondEnd as beyond:
-            outgoing.leave()
-            raise AddressError(PRECONDITION_FAILED, str(beyond)) from None
-        except Refused:
-            outgoing.leave()
-            raise
-        except asyncio.CancelledError:  # the connection was lost in the meantime
-            outgoing.leave()
-            raise
-
-    async def _join(self, outgoing: OutgoingLink, source: Source, group: str) -> None:
-        reset: OffsetReset = "latest" if source.at_end else "earliest"
-        async with self._queue.joining:
-            membership = await self._services.groups.join(
-                group,
-                [source.topic],
-                outgoing,
-                offset_reset=reset,
-                wants=source.condition,
-                queue=source.kept_for_others,
-            )
-        outgoing.joined(membership)
+        if source.group is None:
+            start = Place.END if source.start is None else source.start
+            await self._services.live_reader.watch_from(source.topic, outgoing, outgoing, start, source.partition)
+        else:
+            async with self._queue.joining:
+                membership = await self._services.groups.join(
+                    source.group,
+                    [source.topic],
+                    outgoing,
+                    offset_reset="latest" if source.at_end else "earliest",
+                    wants=source.condition,
+                    queue=source.kept_for_others,
+                )
+            outgoing.joined(membership)
+        await self._services.attaching.rest()  # one answer of Kafka may wake hundreds of these tasks

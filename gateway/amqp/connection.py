@@ -469,7 +469,6 @@ class AmqpConnection(AttachingPeer):
             if context in self._incoming:
                 del self._incoming[context]
                 self.services.gates.senders -= 1
-                self.services.gates.forget(context)
                 context.leave()
         elif isinstance(context, Coordinator):
             context.detached()

@@ -207,7 +207,7 @@ class IncomingLink:
         topic = destination.topic if destination is not None else None
         shut = gates.shut_gate(topic)
         if shut is not None:
-            gates.wait_for(shut, self)
+            gates.wait_for(shut, self.gate_opened)
             return
         if self._peer.quiescing:
             return
@@ -228,6 +228,7 @@ class IncomingLink:
 
     def leave(self) -> None:
         """Release the link's shares; the link has ended."""
+        self._ingress.gates.forget(self.gate_opened)
         self.share.end()
         self.sender.leave()
         if self._peer.crediting is not None:

@@ -450,7 +450,7 @@ class OutgoingLink:
             egress.live_reader.forget(self)
             return
         group = source.group or ""  # a dynamic node has none
-        egress.subscriptions.release(group, self)
+        egress.subscriptions.release(group, self.steal)
         ends = source.subscription and (unsubscribe or source.volatile)
         departure = self._peer.pump.spawn(self._depart(group, ends=ends, failed=failed))
         if ends:
