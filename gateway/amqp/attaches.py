@@ -32,7 +32,7 @@ from mapping.amqp.addresses import AddressError, TargetAddress
 from mapping.outcomes import Outcome
 from mapping.record import Received, is_topic_name
 from protocols.amqp.connection import Connection
-from protocols.amqp.links import SETTLED, Link, TerminusKind
+from protocols.amqp.links import Link, TerminusKind
 from protocols.amqp.outcomes import (
     INVALID_FIELD,
     NOT_FOUND,
@@ -251,7 +251,7 @@ class Attach:
         source = msgspec.structs.replace(
             node.source(link.source.capabilities), condition=filters.condition, filters=filters.applied
         )
-        outgoing = OutgoingLink(self._services.egress, peer, link, source, settled=link.settle_mode == SETTLED)
+        outgoing = OutgoingLink(self._services.egress, peer, link, source)
         outgoing.joined(node.join(outgoing))
         self._accept_receiver(outgoing, source, dynamic=dynamic)
 
@@ -284,7 +284,7 @@ class Attach:
             source = await self._browse(source, source.browses)
         if peer.is_detached(link):
             return
-        outgoing = OutgoingLink(self._services.egress, peer, link, source, settled=link.settle_mode == SETTLED)
+        outgoing = OutgoingLink(self._services.egress, peer, link, source)
         with contextlib.ExitStack() as failing:
             failing.callback(outgoing.leave)
             if source.exclusive and source.group is not None:
@@ -305,13 +305,12 @@ class Attach:
         peer.engine.accept_link(
             link,
             capabilities=source.capabilities,
-            settled=link.settle_mode == SETTLED,
             filters=source.filters,
             durable=durable,
             dynamic=dynamic,
         )
         peer.pump.flush()
-        outgoing.credit_changed(peer.engine.credit_of(link), peer.engine.drains(link))  # a flow may already be here
+        outgoing.credit_changed(peer.engine.drains(link))  # a flow may already be here
 
     async def _resume(self) -> Source:
         """Find the durable subscription of an attach that has only a link name: Kafka knows its topic."""

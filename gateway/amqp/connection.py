@@ -16,7 +16,7 @@ from gateway.amqp.attaches import NO_SENDERS, AttachingPeer
 from gateway.amqp.links.incoming import IncomingLink, settle
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.login import Login
-from gateway.amqp.present import CLOSED_BY_PEER, CONNECTION_LOST, closed_by_us, failed, report_offline, report_online
+from gateway.amqp.present import CLOSED_BY_PEER, CONNECTION_LOST, closed_by_us, failed
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator
 from gateway.audit.trail import audit, where_of
@@ -27,6 +27,8 @@ from gateway.limits.brakes import CreditPause, SendingPause
 from gateway.limits.limits import ClientLimits, LimitExceeded
 from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
+from gateway.presence.ledger import Present
+from gateway.presence.records import AMQP
 from gateway.security.exchange import Done, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.fair_queue import Unavailable
@@ -82,7 +84,6 @@ class AmqpConnection(AttachingPeer):
         self._is_open = False  # we have answered the peer's open, and told of it
         self._closed_cleanly = False  # a close was sent or received
         self._ended = CONNECTION_LOST  # how the connection ended, for the presence topic
-        self._now_ms = 0
 
     @property
     def _log(self) -> Any:
@@ -91,7 +92,7 @@ class AmqpConnection(AttachingPeer):
 
     @property
     def _presence_name(self) -> str:
-        """The container-id with its tenant's prefix."""
+        """The container-id with its tenant's prefix; several connections may have it."""
         return self.grant.names.mqtt(self.container_id)
 
     # Handler
@@ -112,7 +113,7 @@ class AmqpConnection(AttachingPeer):
     def handle(self, events: list[Any]) -> Awaitable[None] | None:
         """Handle events; the awaitable, if there is one, is a login."""
         touched: dict[IncomingLink | Coordinator, None] = {}  # links to give credit to
-        now_ms = self._now_ms = self.services.wall_clock()
+        now_ms = self.services.wall_clock()
         waiting: Awaitable[None] | None = None
         for event in events:
             kind = type(event)
@@ -158,7 +159,7 @@ class AmqpConnection(AttachingPeer):
         if self._is_open:
             self._log.info("connection closed", reason=reason)
             if self.services.presence is not None and self.container_id:
-                report_offline(self.services.presence, self, self._presence_name, self._ended)
+                self.services.presence.offline(f"{AMQP}/{self._presence_name}", self, self._ended)
 
     def _end_all_links(self) -> Iterator[None]:
         """End the remaining links one by one, then free the engine's memory."""
@@ -305,7 +306,7 @@ class AmqpConnection(AttachingPeer):
         )
 
     def _close(self, error: Error, *, stopping: bool = False) -> None:
-        if not self.gone and not self._connection.closing:
+        if self.alive:
             self._closed_cleanly = True
             self._ended = closed_by_us(error, stopping=stopping)
             self._connection.close(error)
@@ -315,9 +316,9 @@ class AmqpConnection(AttachingPeer):
 
     def _control(self, event: Any, touched: dict[IncomingLink | Coordinator, None]) -> None:
         match event:
-            case CreditChanged(link=link, credit=credit, drain=drain):
+            case CreditChanged(link=link, drain=drain):
                 if link.context is not None:  # else it is not accepted yet, and the credit is read then
-                    link.context.credit_changed(credit, drain)
+                    link.context.credit_changed(drain)
             case TransactionalTransfer(link=link) | TransferOversized(link=link):
                 self._receive_one(event)
                 touched[link.context] = None
@@ -361,7 +362,7 @@ class AmqpConnection(AttachingPeer):
         if isinstance(event, TransferOversized):
             link.oversized(delivery, event.size, transaction)
         else:
-            link.post(transaction, delivery, event.data, self._now_ms)
+            link.post(transaction, delivery, event.data, self.now_ms())
 
     async def _log_in(self, event: SaslInitReceived | SaslResponseReceived) -> None:
         login = self._login
@@ -439,8 +440,15 @@ class AmqpConnection(AttachingPeer):
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log.info("connection opened", principal=identity.name, listener=self.pump.entrance.name)
         if self.services.presence is not None and self.container_id:
-            name, now_ms = self._presence_name, self.now_ms()
-            report_online(self.services.presence, self, name, identity.name, self.pump.peer, now_ms)
+            name = self._presence_name
+            present = Present(
+                client=name,
+                principal=identity.name,
+                protocol=AMQP,
+                address=self.pump.peer,
+                since=self.now_ms(),
+            )
+            self.services.presence.online(f"{AMQP}/{name}", self, present)
 
     def _apply_limits(self, limits: ClientLimits | None) -> None:
         """Apply the client's rate limits to messages in both directions."""

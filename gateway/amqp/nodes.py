@@ -247,15 +247,15 @@ class Nodes:
         publisher: Publisher,
         topic: str,
         random_id: Callable[[], str],
-        address: str | None = None,
+        address: str,
     ) -> None:
         """Prepare for nodes; reading starts with the first one.
 
         `random_id` returns an unguessable name that is legal in an MQTT topic. `address` is the reply topic's name
-        without a tenant's prefix, if it has one.
+        without a tenant's prefix.
         """
         self.topic = topic  # the reply topic
-        self.address = topic if address is None else address
+        self.address = address
         self.live_reader = live_reader
         self._publisher = publisher
         self._random_id = random_id

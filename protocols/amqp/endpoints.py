@@ -111,7 +111,6 @@ class Endpoints:
         *,
         max_message_bytes: int = 0,  # incoming: announced and enforced
         capabilities: Iterable[str] = (),  # the capabilities that our terminus has
-        settled: bool = False,  # outgoing: every delivery is sent settled
         filters: Iterable[Filter] = (),  # outgoing: the requested filters that are applied
         durable: str | None = None,  # outgoing: the address of the existing durable source for a null source
         dynamic: str | None = None,  # the address of the dynamic node that was created for the peer
@@ -144,7 +143,7 @@ class Endpoints:
             lib.pn_link_set_snd_settle_mode(handle, link.settle_mode)
             lib.pn_link_set_max_message_size(handle, max_message_bytes)
         else:
-            lib.pn_link_set_snd_settle_mode(handle, SETTLED if settled else UNSETTLED)
+            lib.pn_link_set_snd_settle_mode(handle, SETTLED if link.settle_mode == SETTLED else UNSETTLED)
             lib.pn_link_set_rcv_settle_mode(handle, 1 if link.second else 0)
         self._answer(link)
 
