@@ -350,8 +350,6 @@ class AmqpConnection(AttachingPeer):
             case ConnectionClosed():
                 self._closed_cleanly = True  # the engine has answered; the pump closes the socket
                 self._ended = CLOSED_BY_PEER
-            case _:
-                pass  # SessionOpened: the engine has answered it
 
     def _receive_one(self, event: TransactionalTransfer | TransferOversized) -> None:
         """Handle a message of a transaction, or an oversized message of a transaction or of none."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from protocols.amqp.links import Link, Session
+from protocols.amqp.links import Link
 from protocols.amqp.outcomes import Error, State
 from protocols.amqp.primitives import Pairs
 
@@ -37,12 +37,6 @@ class ConnectionOpened(msgspec.Struct, frozen=True, gc=False):
     with_sasl: bool
     properties: Pairs
     desired_capabilities: tuple[str, ...]
-
-
-class SessionOpened(msgspec.Struct, frozen=True, gc=False):
-    """The peer began a session; the engine has answered."""
-
-    session: Session
 
 
 class LinkRequested(msgspec.Struct, frozen=True, gc=False):
@@ -128,6 +122,4 @@ class LinkDetached(msgspec.Struct, frozen=True, gc=False):
 class SessionEnded(msgspec.Struct, frozen=True, gc=False):
     """The peer ended a session, and its links with it: no `LinkDetached` follows for them."""
 
-    session: Session
     links: tuple[Link, ...]  # the links that were attached
-    error: Error | None  # the peer's reason, if it sent one

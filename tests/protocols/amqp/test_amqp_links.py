@@ -227,7 +227,7 @@ def test_refusal_is_a_null_terminus_and_a_detach(make_server: Any, make_peer: An
     assert terminus.type == terminus.UNSPECIFIED
     link.close()
     peer.run()
-    assert server.engine.is_empty_of_links
+    assert server.is_empty_of_links
 
 
 def test_a_refusal_ahead_of_our_open(make_server: Any, frames: Any) -> None:
@@ -489,12 +489,12 @@ def test_detach_with_deliveries_held(make_server: Any, make_peer: Any) -> None:
     sender.close()
     peer.run()
     assert [type(event) for event in server.events[-1:]] == [LinkDetached]
-    assert not server.engine.is_empty_of_links  # the handles are still in use
+    assert not server.is_empty_of_links  # the handles are still in use
     for event in received[:2]:
         server.engine.accept_deliveries(event.link, (event.delivery,))
     server.engine.settle_delivery(received[2].link, received[2].delivery, outcomes.STATE_FAILED)
     peer.run()
-    assert server.engine.is_empty_of_links
+    assert server.is_empty_of_links
 
 
 def test_many_links_leave_nothing_behind(make_server: Any, make_peer: Any) -> None:
@@ -515,11 +515,12 @@ def test_many_links_leave_nothing_behind(make_server: Any, make_peer: Any) -> No
         sender.close()
         peer.run()
         sender.free()
-    assert server.engine.is_empty_of_links
+    assert server.is_empty_of_links
     assert len(server.of(LinkDetached)) == 50
     session.close()
     peer.run()
-    assert server.engine.is_empty
+    assert server.is_empty_of_links
+    assert not server.engine._sessions
     assert len(server.of(SessionEnded)) == 1
 
 
@@ -649,7 +650,7 @@ def test_links_that_are_detached_one_by_one_cost_the_same_each(make_server, make
 
         taken = steps(feed)
         assert len(server.of(LinkDetached)) == count
-        assert server.engine.is_empty_of_links
+        assert server.is_empty_of_links
         return taken
 
     assert detach(200) < 2.5 * detach(100)
