@@ -358,9 +358,9 @@ class Endpoints:
         if not link.held:
             self._to_free.append(link)
 
-    def _release_one(self, link: Link) -> bool:
-        """Count one received delivery as no longer in use; return whether it can still be settled."""
-        link.held -= 1
+    def _release(self, link: Link, count: int) -> bool:
+        """Count received deliveries as no longer in use; return whether they can still be settled."""
+        link.held -= count
         if link.finished and not link.held:
             self._to_free.append(link)
         return link.attached

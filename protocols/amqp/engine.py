@@ -128,15 +128,12 @@ class Engine(Transacting):
 
     def accept_deliveries(self, link: Link, deliveries: Sequence[Any]) -> None:
         """Settle received deliveries of one link as accepted; None stands for one that the peer sent settled."""
-        link.held -= len(deliveries) - deliveries.count(None)
-        if link.attached:
+        if self._release(link, len(deliveries) - deliveries.count(None)):
             accept(deliveries)
-        elif link.finished and not link.held:
-            self._to_free.append(link)
 
     def settle_delivery(self, link: Link, delivery: Any, state: State) -> None:
         """Settle one received delivery with `state`."""
-        if not self._release_one(link):
+        if not self._release(link, 1):
             return
         handle = native.delivery_at(delivery)
         local = lib.pn_delivery_local(handle)
@@ -224,8 +221,6 @@ class Engine(Transacting):
 
     def _collect(self, link: Link, size: int) -> None:
         """Append the scratch buffer to the link's partial message, or drop it all if the message is too large."""
-        if size <= 0:
-            return
         assert link.partial is not None
         link.partial_size += size
         if link.partial_size > link.limit:
@@ -260,9 +255,10 @@ class Engine(Transacting):
         parts = self._drop_partial(link)
         txn_id = None
         if self.transactional and lib.pn_delivery_remote_state(delivery) == TRANSACTIONAL_STATE:
-            txn_id = self._txn_of(link, delivery, events)
-            if txn_id is None:
+            txn = self._read_txn(link, delivery, events)
+            if txn is None:
                 return
+            txn_id = txn[0]
         lib.pn_link_advance(handle)
         token = None
         if lib.pn_delivery_settled(delivery):
