@@ -69,7 +69,7 @@ class AttachingPeer(Peer):
         if self._attaches is None:
             self._attaches = AttachQueue()
         if self._attaches.add(link):
-            self.start(self._attaches.answer(self.services, self))
+            self.start(self._attaches.answer(self))
 
     def add_sender(self, incoming: IncomingLink) -> None:
         """Register a link on which the peer sends; it is accepted next."""
@@ -137,18 +137,18 @@ class AttachQueue:
         self._answering += 1
         return True
 
-    async def answer(self, services: Services, peer: AttachingPeer) -> None:
+    async def answer(self, peer: AttachingPeer) -> None:
         """Answer queued attaches until none is left."""
         try:
             while self._queued and not peer.gone:
-                await services.attaching.rest()
+                await peer.services.attaching.rest()
                 if not self._queued:
                     break
                 link = self._queued.popleft()
                 if peer.is_detached(link):
                     continue
                 try:
-                    await Attach(services, peer, link, self).answer()
+                    await Attach(peer, link, self).answer()
                 except Exception as error:  # a bug here closes only this connection, as in the pump
                     peer.pump.fail(error)
                 if not peer.gone:
@@ -162,9 +162,9 @@ class Attach:
 
     __slots__ = ("_link", "_peer", "_queue", "_services")
 
-    def __init__(self, services: Services, peer: AttachingPeer, link: Link, queue: AttachQueue) -> None:
+    def __init__(self, peer: AttachingPeer, link: Link, queue: AttachQueue) -> None:
         self._peer = peer
-        self._services = services
+        self._services = peer.services
         self._link = link
         self._queue = queue
 

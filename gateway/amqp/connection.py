@@ -201,7 +201,7 @@ class AmqpConnection(AttachingPeer):
             if destination is None or incoming.link in self.nodes:
                 continue  # an anonymous relay, which checks each message, or the peer's own node
             if publish.some(destination.topic):
-                incoming.set_allowed(None if publish.uniform(destination.topic) else publish)
+                incoming.allowed = None if publish.uniform(destination.topic) else publish
             else:
                 reason = f"the right to publish to {destination.topic} was revoked"
                 self.detach(incoming.link, Error(UNAUTHORIZED_ACCESS, reason))

@@ -202,12 +202,9 @@ class NodeConsumer:
         if found is not None:
             self._node.give_back(record, found[1] + failed)
 
-    def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
-        """Drop a record that this receiver does not take, or `keep` it for the next one (possibly the same again)."""
-        if keep:
-            self.requeue(record, failed=failed)
-        else:
-            self.done(record)
+    def decline(self, record: Received, *, failed: bool, keep: bool) -> None:
+        """Keep a record that this receiver does not take for the next one (possibly the same again)."""
+        self.requeue(record, failed=failed)
 
     def has_other(self, record: Received) -> bool:
         """Whether there is another receiver."""

@@ -71,7 +71,7 @@ class IncomingLink:
     """One link on which a peer sends."""
 
     __slots__ = (
-        "_allowed", "_ingress", "_largest", "_peer", "_submit", "link", "mapper", "sender", "share", "window",
+        "_ingress", "_largest", "_peer", "_submit", "allowed", "link", "mapper", "sender", "share", "window",
     )  # fmt: skip
 
     def __init__(
@@ -92,17 +92,13 @@ class IncomingLink:
         self._peer = peer
         self._largest = ingress.largest_body
         self._submit = ingress.publisher.submit
-        self._allowed = allowed
+        self.allowed = allowed
         self.link = link  # the engine's
         self.mapper = None if destination is None else Mapper(destination)
         self.sender = peer.sender(link)  # keeps the order of its messages in Kafka
         self.share = LinkShare(peer.budget, ingress.link_bytes)  # how many bytes may be unsettled, by the free budget
         least, limit = ingress.windows
         self.window = CreditWindow(limit, least)  # counts unsettled messages and adapts their limit
-
-    def set_allowed(self, allowed: Allowed | None) -> None:
-        """Check each record from now on with `allowed`; see `__init__`."""
-        self._allowed = allowed
 
     @property
     def destination(self) -> Destination | None:
@@ -119,7 +115,7 @@ class IncomingLink:
     ) -> None:
         """Submit messages whose arrival is counted to the publisher or to their transaction, or refuse them."""
         assert self.mapper is not None
-        map_message, largest, allowed = self.mapper.record, self._largest, self._allowed
+        map_message, largest, allowed = self.mapper.record, self._largest, self.allowed
         submit, peer, sender = self._submit, self._peer, self.sender
         for delivery, data in zip(deliveries, messages, strict=True):
             try:
