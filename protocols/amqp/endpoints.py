@@ -156,10 +156,8 @@ class Endpoints:
         """Detach with closed=true, and forget the link's deliveries."""
         if not link.attached:
             return
-        link.attached = False
         self._unanswered += 1
-        self._drop_partial(link)
-        self._forget_sent(link)
+        self._detached(link)
         native.set_condition(lib.pn_link_condition(link.handle), error)
         lib.pn_link_close(link.handle)
 
@@ -229,9 +227,7 @@ class Endpoints:
         links = tuple(link for link in session.links if link.attached)
         self._unanswered -= sum(not link.attached and not link.finished for link in session.links)
         for link in links:
-            link.attached = False
-            self._drop_partial(link)
-            self._forget_sent(link)
+            self._detached(link)
         for link in session.links:
             self._finish(link)
         lib.pn_session_close(session.handle)
@@ -290,9 +286,7 @@ class Endpoints:
         if not link.attached and not link.finished:
             self._unanswered -= 1
         if link.attached:
-            link.attached = False
-            self._drop_partial(link)
-            self._forget_sent(link)
+            self._detached(link)
             # If the peer detached before our attach, we must attach before we detach (part 2.6.3).
             if link.accepted or self._answer(link):
                 (lib.pn_link_close if closed else lib.pn_link_detach)(link.handle)
@@ -341,8 +335,10 @@ class Endpoints:
         self.close_link(link, error)
         events.append(LinkDetached(link, True, error, by_us=True))
 
-    def _forget_sent(self, link: Link) -> None:
-        """Forget the deliveries sent on `link`: no outcome can arrive for them any more."""
+    def _detached(self, link: Link) -> None:
+        """Forget the deliveries of a link that is detached now: nothing can arrive for them any more."""
+        link.attached = False
+        self._drop_partial(link)
         if link.incoming or not link.held:
             return
         self._stale += link.held

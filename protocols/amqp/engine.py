@@ -40,7 +40,6 @@ _capacity, _push = lib.pn_transport_capacity, lib.pn_transport_push
 _pending, _peek_output, _pop_output = lib.pn_transport_pending, lib.pn_transport_peek, lib.pn_transport_pop
 _outgoing_bytes, _link_credit = lib.pn_session_outgoing_bytes, lib.pn_link_credit
 _DELIVERY: Final = int(lib.PN_DELIVERY)
-_TERMINAL: Final = frozenset({outcomes.ACCEPTED, outcomes.REJECTED, outcomes.RELEASED, outcomes.MODIFIED})
 
 # One scratch buffer for the process: each call fills and empties it without an await in between.
 _SCRATCH_BYTES: Final = 1 << 20
@@ -280,7 +279,7 @@ class Engine(Transacting):
         if code == TRANSACTIONAL_STATE:
             self._on_retirement(link, delivery, settled, events)
             return
-        if not settled and code not in _TERMINAL:
+        if not settled and code not in outcomes.TERMINAL:
             return
         owner, token, size = self._sent.pop(native.address(delivery), (None, None, 0))
         if owner is not link:  # a repeated disposition; of a detached link, whose delivery had the same address
@@ -304,7 +303,7 @@ class Engine(Transacting):
                 delivery_failed=bool(lib.pn_disposition_is_failed(remote)),
                 undeliverable_here=bool(lib.pn_disposition_is_undeliverable(remote)),
             )
-        return State(code) if code in _TERMINAL else None
+        return State(code) if code in outcomes.TERMINAL else None
 
     def _on_flow(self, event: Any, events: list[Any]) -> None:
         link = self._links.get(native.address(lib.pn_event_link(event)))
