@@ -15,6 +15,7 @@ import structlog
 from gateway.amqp.attaches import NO_SENDERS, AttachingPeer
 from gateway.amqp.links.incoming import IncomingLink, settle
 from gateway.amqp.links.outgoing import OutgoingLink
+from gateway.amqp.links.relay import RelayLink
 from gateway.amqp.login import Login
 from gateway.amqp.present import CLOSED_BY_PEER, CONNECTION_LOST, closed_by_us, failed
 from gateway.amqp.services import PRODUCT, Services
@@ -197,13 +198,13 @@ class AmqpConnection(AttachingPeer):
         """Detach the links that the peer's new rights do not allow."""
         publish = self.grant.publish
         for incoming in tuple(self._incoming):
-            destination = incoming.destination
-            if destination is None or incoming.link in self.nodes:
+            topic = incoming.topic
+            if topic is None or isinstance(incoming, RelayLink) or incoming.link in self.nodes:
                 continue  # an anonymous relay, which checks each message, or the peer's own node
-            if publish.some(destination.topic):
-                incoming.allowed = None if publish.uniform(destination.topic) else publish
+            if publish.some(topic):
+                incoming.allowed = None if publish.uniform(topic) else publish
             else:
-                reason = f"the right to publish to {destination.topic} was revoked"
+                reason = f"the right to publish to {topic} was revoked"
                 self.detach(incoming.link, Error(UNAUTHORIZED_ACCESS, reason))
         for outgoing in tuple(self._outgoing):
             if outgoing.is_refused_by(self.grant):

@@ -101,9 +101,9 @@ class IncomingLink:
         self.window = CreditWindow(limit, least)  # counts unsettled messages and adapts their limit
 
     @property
-    def destination(self) -> Destination | None:
-        """The destination of its messages; of a relay, that of the last one."""
-        return None if self.mapper is None else self.mapper.destination
+    def topic(self) -> str | None:
+        """The Kafka topic of its messages; of a relay, that of the last one, or None before the first."""
+        return None if self.mapper is None else self.mapper.destination.topic
 
     def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
         """Submit received messages, of `size` bytes together, to the publisher, or refuse them."""
@@ -171,8 +171,7 @@ class IncomingLink:
         self.window.settle()
         self._ingress.counts.incoming[outcome] += 1
         if outcome is Outcome.DENIED:
-            topic = "" if self.destination is None else self.destination.topic
-            self._peer.audit_denied("publish", topic, reason)
+            self._peer.audit_denied("publish", self.topic or "", reason)
         if transaction is not None:
             transaction.spoil(f"a message was refused: {reason}")
         if self._peer.alive:
@@ -199,8 +198,7 @@ class IncomingLink:
         if not link.attached:
             return
         gates = self._ingress.gates
-        destination = self.destination
-        topic = destination.topic if destination is not None else None
+        topic = self.topic
         shut = gates.shut_gate(topic)
         if shut is not None:
             gates.wait_for(shut, self.gate_opened)
@@ -232,7 +230,7 @@ class IncomingLink:
 
     def flow(self) -> Window:
         """Return the link's credit and its number of unsettled messages."""
-        topic = self.destination.topic if self.destination is not None else None
+        topic = self.topic
         credit, unsettled = self.link.credit, self.window.unsettled
         paused = self._ingress.gates.paused(topic)
         return Window(
