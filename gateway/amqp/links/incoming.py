@@ -70,9 +70,7 @@ class Ingress(msgspec.Struct, frozen=True):
 class IncomingLink:
     """One link on which a peer sends."""
 
-    __slots__ = (
-        "_ingress", "_largest", "_peer", "_submit", "allowed", "link", "mapper", "sender", "share", "window",
-    )  # fmt: skip
+    __slots__ = ("_ingress", "_peer", "allowed", "link", "mapper", "sender", "share", "window")
 
     def __init__(
         self,
@@ -90,8 +88,6 @@ class IncomingLink:
         """
         self._ingress = ingress
         self._peer = peer
-        self._largest = ingress.largest_body
-        self._submit = ingress.publisher.submit
         self.allowed = allowed
         self.link = link  # the engine's
         self.mapper = None if destination is None else Mapper(destination)
@@ -115,16 +111,17 @@ class IncomingLink:
     ) -> None:
         """Submit messages whose arrival is counted to the publisher or to their transaction, or refuse them."""
         assert self.mapper is not None
-        map_message, largest, allowed = self.mapper.record, self._largest, self.allowed
-        submit, peer, sender = self._submit, self._peer, self.sender
+        map_message, largest, allowed = self.mapper.record, self._ingress.largest_body, self.allowed
+        submit, peer, sender = self._ingress.publisher.submit, self._peer, self.sender
         for delivery, data in zip(deliveries, messages, strict=True):
             try:
                 record = map_message(data, now_ms)
             except Unmappable as unmappable:
                 self.refuse(delivery, unmappable.outcome, unmappable.reason, transaction=transaction)
                 continue
-            if len(data) > largest and (excess := self._excess(record)):
-                self.refuse(delivery, Outcome.TOO_LARGE, excess, transaction=transaction)
+            if len(data) > largest and (size := len(record.value or b"")) > largest:
+                reason = f"a body of {size} bytes, the limit is {largest}"
+                self.refuse(delivery, Outcome.TOO_LARGE, reason, transaction=transaction)
             elif allowed is not None and not allowed(record.topic, record.key):
                 reason = f"no right to publish to {record.topic} with this key"
                 self.refuse(delivery, Outcome.DENIED, reason, transaction=transaction)
@@ -132,11 +129,6 @@ class IncomingLink:
                 submit(record, peer, (self, delivery), sender)
             else:
                 transaction.post(self, delivery, record)
-
-    def _excess(self, record: Record) -> str:
-        """Return why a body is too large, or "" if it is not."""
-        size = len(record.value or b"")
-        return f"a body of {size} bytes, the limit is {self._largest}" if size > self._largest else ""
 
     def post(self, transaction: OpenTransaction | None, delivery: Any, data: bytes, now_ms: int) -> None:
         """Post one received message in a transaction; None is an unknown one, so that it is refused."""
