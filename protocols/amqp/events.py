@@ -46,7 +46,7 @@ class LinkRequested(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransfersReceived(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive complete messages on one link."""
+    """Consecutive complete messages on one link; without C, and of several transfers, each is an event of its own."""
 
     link: Link
     deliveries: list[Any]  # None for one that the peer sent settled: it needs no outcome
@@ -78,7 +78,10 @@ class TransferAborted(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeliveriesAccepted(msgspec.Struct, frozen=True, gc=False):
-    """The peer accepted deliveries that we sent, in one disposition or in consecutive ones (part 2.7.6)."""
+    """The peer accepted deliveries that we sent, in one disposition or in consecutive ones (part 2.7.6).
+
+    Without C, each is an event of its own.
+    """
 
     link: Link
     deliveries: list[Any]  # the tokens passed to `send`, in the order of the peer's dispositions
