@@ -7,6 +7,7 @@ connection's other links work on, and the peer may detach or disconnect.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import Final
 
@@ -25,14 +26,13 @@ from gateway.amqp.sources import Source, filters_of_node, resumed, source_of, su
 from gateway.amqp.transactions import CAPABILITIES as COORDINATOR_CAPABILITIES
 from gateway.amqp.transactions import COMMAND_BYTES, Coordinator, Transaction
 from gateway.kafka.contracts import Refused
-from gateway.kafka.groups.membership import OffsetReset
 from gateway.kafka.read.start_positions import AtOffset, AtOffsets, BeyondEnd, Place
 from gateway.pauses import CONNECTION_BUDGET, SHARE, pauses
 from mapping.amqp.addresses import AddressError, TargetAddress
 from mapping.outcomes import Outcome
 from mapping.record import Received, is_topic_name
 from protocols.amqp.connection import Connection
-from protocols.amqp.links import SETTLED, Link, TerminusKind
+from protocols.amqp.links import Link, TerminusKind
 from protocols.amqp.outcomes import (
     INVALID_FIELD,
     NOT_FOUND,
@@ -69,7 +69,7 @@ class AttachingPeer(Peer):
         if self._attaches is None:
             self._attaches = AttachQueue()
         if self._attaches.add(link):
-            self.start(self._attaches.answer(self.services, self))
+            self.start(self._attaches.answer(self))
 
     def add_sender(self, incoming: IncomingLink) -> None:
         """Register a link on which the peer sends; it is accepted next."""
@@ -137,18 +137,18 @@ class AttachQueue:
         self._answering += 1
         return True
 
-    async def answer(self, services: Services, peer: AttachingPeer) -> None:
+    async def answer(self, peer: AttachingPeer) -> None:
         """Answer queued attaches until none is left."""
         try:
             while self._queued and not peer.gone:
-                await services.attaching.rest()
+                await peer.services.attaching.rest()
                 if not self._queued:
                     break
                 link = self._queued.popleft()
                 if peer.is_detached(link):
                     continue
                 try:
-                    await Attach(services, peer, link, self).answer()
+                    await Attach(peer, link, self).answer()
                 except Exception as error:  # a bug here closes only this connection, as in the pump
                     peer.pump.fail(error)
                 if not peer.gone:
@@ -162,9 +162,9 @@ class Attach:
 
     __slots__ = ("_link", "_peer", "_queue", "_services")
 
-    def __init__(self, services: Services, peer: AttachingPeer, link: Link, queue: AttachQueue) -> None:
+    def __init__(self, peer: AttachingPeer, link: Link, queue: AttachQueue) -> None:
         self._peer = peer
-        self._services = services
+        self._services = peer.services
         self._link = link
         self._queue = queue
 
@@ -183,6 +183,8 @@ class Attach:
                 await self._make_receiver()
         except AddressError as error:
             peer.refuse(link, error.error)
+        except BeyondEnd as beyond:
+            peer.refuse(link, Error(PRECONDITION_FAILED, str(beyond)))
         except Refused as refused:
             peer.refuse(link, refusal(refused))
 
@@ -249,7 +251,7 @@ class Attach:
         source = msgspec.structs.replace(
             node.source(link.source.capabilities), condition=filters.condition, filters=filters.applied
         )
-        outgoing = OutgoingLink(self._services.egress, peer, link, source, settled=link.settle_mode == SETTLED)
+        outgoing = OutgoingLink(self._services.egress, peer, link, source)
         outgoing.joined(node.join(outgoing))
         self._accept_receiver(outgoing, source, dynamic=dynamic)
 
@@ -282,16 +284,17 @@ class Attach:
             source = await self._browse(source, source.browses)
         if peer.is_detached(link):
             return
-        outgoing = OutgoingLink(self._services.egress, peer, link, source, settled=link.settle_mode == SETTLED)
-        if source.exclusive and source.group is not None:
-            services.subscriptions.claim(source.group, outgoing)
-        await self._connect(outgoing, source)
-        if peer.is_detached(link):
-            outgoing.leave()
-            return
-        if outgoing.is_refused_by(peer.grant):  # the rights have changed since the check above
-            outgoing.leave()
-            raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
+        outgoing = OutgoingLink(self._services.egress, peer, link, source)
+        with contextlib.ExitStack() as failing:
+            failing.callback(outgoing.leave)
+            if source.exclusive and source.group is not None:
+                services.subscriptions.claim(source.group, outgoing.steal)
+            await self._connect(outgoing, source)
+            if peer.is_detached(link):
+                return
+            if outgoing.is_refused_by(peer.grant):  # the rights have changed since the check above
+                raise AddressError(UNAUTHORIZED_ACCESS, f"no right to receive from {source.topic}")
+            failing.pop_all()
         self._accept_receiver(outgoing, source, durable=durable)
 
     def _accept_receiver(
@@ -302,13 +305,12 @@ class Attach:
         peer.engine.accept_link(
             link,
             capabilities=source.capabilities,
-            settled=link.settle_mode == SETTLED,
             filters=source.filters,
             durable=durable,
             dynamic=dynamic,
         )
         peer.pump.flush()
-        outgoing.credit_changed(peer.engine.credit_of(link), peer.engine.drains(link))  # a flow may already be here
+        outgoing.credit_changed(peer.engine.drains(link))  # a flow may already be here
 
     async def _resume(self) -> Source:
         """Find the durable subscription of an attach that has only a link name: Kafka knows its topic."""
@@ -336,32 +338,18 @@ class Attach:
 
     async def _connect(self, outgoing: OutgoingLink, source: Source) -> None:
         """Connect the link to its reader, which offers no record before the link is accepted."""
-        try:
-            if source.group is None:
-                start = Place.END if source.start is None else source.start
-                await self._services.live_reader.watch_from(source.topic, outgoing, outgoing, start, source.partition)
-            else:
-                await self._join(outgoing, source, source.group)
-            await self._services.attaching.rest()  # one answer of Kafka may wake hundreds of these tasks
-        except BeyondEnd as beyond:
-            outgoing.leave()
-            raise AddressError(PRECONDITION_FAILED, str(beyond)) from None
-        except Refused:
-            outgoing.leave()
-            raise
-        except asyncio.CancelledError:  # the connection was lost in the meantime
-            outgoing.leave()
-            raise
-
-    async def _join(self, outgoing: OutgoingLink, source: Source, group: str) -> None:
-        reset: OffsetReset = "latest" if source.at_end else "earliest"
-        async with self._queue.joining:
-            membership = await self._services.groups.join(
-                group,
-                [source.topic],
-                outgoing,
-                offset_reset=reset,
-                wants=source.condition,
-                queue=source.kept_for_others,
-            )
-        outgoing.joined(membership)
+        if source.group is None:
+            start = Place.END if source.start is None else source.start
+            await self._services.live_reader.watch_from(source.topic, outgoing, outgoing, start, source.partition)
+        else:
+            async with self._queue.joining:
+                membership = await self._services.groups.join(
+                    source.group,
+                    [source.topic],
+                    outgoing,
+                    offset_reset="latest" if source.at_end else "earliest",
+                    wants=source.condition,
+                    queue=source.kept_for_others,
+                )
+            outgoing.joined(membership)
+        await self._services.attaching.rest()  # one answer of Kafka may wake hundreds of these tasks

@@ -7,18 +7,17 @@ Events arrive from `protocols.amqp` in order. Only a login delays the events beh
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, Final
 
 import structlog
 
-from gateway.amqp.answers import delivery_state
 from gateway.amqp.attaches import NO_SENDERS, AttachingPeer
-from gateway.amqp.links.incoming import IncomingLink
+from gateway.amqp.links.incoming import IncomingLink, settle
 from gateway.amqp.links.outgoing import OutgoingLink
+from gateway.amqp.links.relay import RelayLink
 from gateway.amqp.login import Login
-from gateway.amqp.present import CLOSED_BY_PEER, CONNECTION_LOST, closed_by_us, failed, report_offline, report_online
+from gateway.amqp.present import CLOSED_BY_PEER, CONNECTION_LOST, closed_by_us, failed
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator
 from gateway.audit.trail import audit, where_of
@@ -29,6 +28,8 @@ from gateway.limits.brakes import CreditPause, SendingPause
 from gateway.limits.limits import ClientLimits, LimitExceeded
 from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
+from gateway.presence.ledger import Present
+from gateway.presence.records import AMQP
 from gateway.security.exchange import Done, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.fair_queue import Unavailable
@@ -37,7 +38,6 @@ from gateway.security.tenants import NoTenantError
 from gateway.security.throttle import address_of
 from gateway.taps import taps
 from gateway.turns import in_turns
-from mapping.outcomes import Outcome
 from protocols.amqp.connection import Connection
 from protocols.amqp.events import (
     ConnectionOpened,
@@ -69,7 +69,6 @@ from protocols.connection import ConnectionClosed, ConnectionFailed
 
 log = structlog.get_logger(__name__)
 
-_LINK_OF: Final = operator.itemgetter(0)  # of a token
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 
 
@@ -83,9 +82,9 @@ class AmqpConnection(AttachingPeer):
         self._login: Login | None = None  # until its outcome
         self._expiry: Expiry | None = None  # of the login's token, if it has one
         self._limits: ClientLimits | None = None  # None before the login, and without limits
+        self._is_open = False  # we have answered the peer's open, and told of it
         self._closed_cleanly = False  # a close was sent or received
         self._ended = CONNECTION_LOST  # how the connection ended, for the presence topic
-        self._now_ms = 0
 
     @property
     def _log(self) -> Any:
@@ -94,7 +93,7 @@ class AmqpConnection(AttachingPeer):
 
     @property
     def _presence_name(self) -> str:
-        """The container-id with its tenant's prefix."""
+        """The container-id with its tenant's prefix; several connections may have it."""
         return self.grant.names.mqtt(self.container_id)
 
     # Handler
@@ -114,8 +113,8 @@ class AmqpConnection(AttachingPeer):
 
     def handle(self, events: list[Any]) -> Awaitable[None] | None:
         """Handle events; the awaitable, if there is one, is a login."""
-        touched: list[IncomingLink] = []
-        now_ms = self._now_ms = self.services.wall_clock()
+        touched: dict[IncomingLink | Coordinator, None] = {}  # links to give credit to
+        now_ms = self.services.wall_clock()
         waiting: Awaitable[None] | None = None
         for event in events:
             kind = type(event)
@@ -125,9 +124,7 @@ class AmqpConnection(AttachingPeer):
                 if self.crediting is not None:
                     self.crediting.spend(size)
                 incoming.receive(event.deliveries, event.messages, size, now_ms)
-                if not incoming.touched:
-                    incoming.touched = True
-                    touched.append(incoming)
+                touched[incoming] = None
             elif kind is DeliveriesAccepted:
                 event.link.context.accepted(event.deliveries)
             elif kind is DispositionReceived:
@@ -160,10 +157,10 @@ class AmqpConnection(AttachingPeer):
         for coordinator in {transaction.coordinator for transaction in self.transactions.values()}:
             coordinator.detached()
         in_turns(self._end_all_links())
-        if self.container_id:
+        if self._is_open:
             self._log.info("connection closed", reason=reason)
-            if self.services.presence is not None:
-                report_offline(self.services.presence, self, self._presence_name, self._ended)
+            if self.services.presence is not None and self.container_id:
+                self.services.presence.offline(f"{AMQP}/{self._presence_name}", self, self._ended)
 
     def _end_all_links(self) -> Iterator[None]:
         """End the remaining links one by one, then free the engine's memory."""
@@ -175,32 +172,10 @@ class AmqpConnection(AttachingPeer):
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Settle messages after Kafka's answer; see `gateway.kafka.contracts.Owner`."""
-        outcome = result.outcome
-        self.services.counts.incoming[outcome] += len(tokens)
-        engine_dead = self.gone or self._connection.closing
-        engine = None if engine_dead else self.engine
-        stored = outcome is Outcome.STORED
-        touched: list[IncomingLink] = []
-        for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
-            deliveries = [delivery for _, delivery in run]
-            incoming.window.settle(len(deliveries), crowded=result.crowded)
-            if not incoming.touched:
-                incoming.touched = True
-                touched.append(incoming)
-            if engine is None:
-                continue
-            if stored:
-                engine.accept_deliveries(incoming.link, deliveries)
-                continue
-            state = delivery_state(incoming.link, outcome, result.reason)
-            for delivery in deliveries:
-                if delivery is not None:
-                    engine.settle_delivery(incoming.link, delivery, state)
-        if engine is None:
-            return
-        for incoming in touched:
-            incoming.top_up()
-        self.pump.flush()
+        self.services.counts.incoming[result.outcome] += len(tokens)
+        settle(self, tokens, result)
+        if self.alive:
+            self.pump.flush()
 
     def broken(self, error: Exception) -> None:
         """Close the connection after a bug in `settle`: the peer then knows that unsettled messages are in doubt."""
@@ -223,13 +198,13 @@ class AmqpConnection(AttachingPeer):
         """Detach the links that the peer's new rights do not allow."""
         publish = self.grant.publish
         for incoming in tuple(self._incoming):
-            destination = incoming.destination
-            if destination is None or incoming.link in self.nodes:
+            topic = incoming.topic
+            if topic is None or isinstance(incoming, RelayLink) or incoming.link in self.nodes:
                 continue  # an anonymous relay, which checks each message, or the peer's own node
-            if publish.some(destination.topic):
-                incoming.set_allowed(None if publish.uniform(destination.topic) else publish)
+            if publish.some(topic):
+                incoming.allowed = None if publish.uniform(topic) else publish
             else:
-                reason = f"the right to publish to {destination.topic} was revoked"
+                reason = f"the right to publish to {topic} was revoked"
                 self.detach(incoming.link, Error(UNAUTHORIZED_ACCESS, reason))
         for outgoing in tuple(self._outgoing):
             if outgoing.is_refused_by(self.grant):
@@ -332,7 +307,7 @@ class AmqpConnection(AttachingPeer):
         )
 
     def _close(self, error: Error, *, stopping: bool = False) -> None:
-        if not self.gone and not self._connection.closing:
+        if self.alive:
             self._closed_cleanly = True
             self._ended = closed_by_us(error, stopping=stopping)
             self._connection.close(error)
@@ -340,14 +315,14 @@ class AmqpConnection(AttachingPeer):
 
     # events
 
-    def _control(self, event: Any, touched: list[IncomingLink]) -> None:
+    def _control(self, event: Any, touched: dict[IncomingLink | Coordinator, None]) -> None:
         match event:
-            case CreditChanged(link=link, credit=credit, drain=drain):
+            case CreditChanged(link=link, drain=drain):
                 if link.context is not None:  # else it is not accepted yet, and the credit is read then
-                    link.context.credit_changed(credit, drain)
+                    link.context.credit_changed(drain)
             case TransactionalTransfer(link=link) | TransferOversized(link=link):
                 self._receive_one(event)
-                touched.append(link.context)
+                touched[link.context] = None
             case Retired(link=link, txn_id=txn_id):
                 transaction = self.transactions.get(txn_id)
                 if transaction is not None:
@@ -356,7 +331,7 @@ class AmqpConnection(AttachingPeer):
                     self.detach(link, Error(UNKNOWN_ID, "no transaction has this txn-id"))
             case TransferAborted(link=link):
                 self.services.counts.aborted += 1
-                touched.append(link.context)
+                touched[link.context] = None
             case ConnectionOpened():
                 self._opened(event)
             case LinkRequested(link=link):
@@ -376,8 +351,6 @@ class AmqpConnection(AttachingPeer):
             case ConnectionClosed():
                 self._closed_cleanly = True  # the engine has answered; the pump closes the socket
                 self._ended = CLOSED_BY_PEER
-            case _:
-                pass  # SessionOpened: the engine has answered it
 
     def _receive_one(self, event: TransactionalTransfer | TransferOversized) -> None:
         """Handle a message of a transaction, or an oversized message of a transaction or of none."""
@@ -387,10 +360,8 @@ class AmqpConnection(AttachingPeer):
         transaction = self.transactions.get(event.txn_id) if event.txn_id is not None else None
         if isinstance(event, TransferOversized):
             link.oversized(delivery, event.size, transaction)
-        elif transaction is not None:
-            link.post(transaction, delivery, event.data, self._now_ms)
         else:
-            link.post_to_unknown(delivery, len(event.data))
+            link.post(transaction, delivery, event.data, self.now_ms())
 
     async def _log_in(self, event: SaslInitReceived | SaslResponseReceived) -> None:
         login = self._login
@@ -464,11 +435,19 @@ class AmqpConnection(AttachingPeer):
             audit.accepted(where_of("amqp", self.pump, self.container_id), identity.name, identity.method)
         if taps.watchers:
             taps.named(self.pump, self.identifier)
+        self._is_open = True
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log.info("connection opened", principal=identity.name, listener=self.pump.entrance.name)
         if self.services.presence is not None and self.container_id:
-            name, now_ms = self._presence_name, self.now_ms()
-            report_online(self.services.presence, self, name, identity.name, self.pump.peer, now_ms)
+            name = self._presence_name
+            present = Present(
+                client=name,
+                principal=identity.name,
+                protocol=AMQP,
+                address=self.pump.peer,
+                since=self.now_ms(),
+            )
+            self.services.presence.online(f"{AMQP}/{name}", self, present)
 
     def _apply_limits(self, limits: ClientLimits | None) -> None:
         """Apply the client's rate limits to messages in both directions."""
@@ -497,7 +476,6 @@ class AmqpConnection(AttachingPeer):
             if context in self._incoming:
                 del self._incoming[context]
                 self.services.gates.senders -= 1
-                self.services.gates.forget(context)
                 context.leave()
         elif isinstance(context, Coordinator):
             context.detached()

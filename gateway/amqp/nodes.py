@@ -202,12 +202,9 @@ class NodeConsumer:
         if found is not None:
             self._node.give_back(record, found[1] + failed)
 
-    def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
-        """Drop a record that this receiver does not take, or `keep` it for the next one (possibly the same again)."""
-        if keep:
-            self.requeue(record, failed=failed)
-        else:
-            self.done(record)
+    def decline(self, record: Received, *, failed: bool, keep: bool) -> None:
+        """Keep a record that this receiver does not take for the next one (possibly the same again)."""
+        self.requeue(record, failed=failed)
 
     def has_other(self, record: Received) -> bool:
         """Whether there is another receiver."""
@@ -247,15 +244,15 @@ class Nodes:
         publisher: Publisher,
         topic: str,
         random_id: Callable[[], str],
-        address: str | None = None,
+        address: str,
     ) -> None:
         """Prepare for nodes; reading starts with the first one.
 
         `random_id` returns an unguessable name that is legal in an MQTT topic. `address` is the reply topic's name
-        without a tenant's prefix, if it has one.
+        without a tenant's prefix.
         """
         self.topic = topic  # the reply topic
-        self.address = topic if address is None else address
+        self.address = address
         self.live_reader = live_reader
         self._publisher = publisher
         self._random_id = random_id

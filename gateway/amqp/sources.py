@@ -94,7 +94,7 @@ def everything(_record: Received) -> bool:
 class AddressTypes:
     """Decides by the setting `amqp.addresses` whether a plain address is a queue: the first matching pattern counts."""
 
-    def __init__(self, rules: Sequence[AddressRule] = ()) -> None:
+    def __init__(self, rules: Sequence[AddressRule]) -> None:
         self._rules = [(rule.pattern.split("/"), rule.type == QUEUE) for rule in rules]
 
     def is_queue(self, address: str | None) -> bool:
@@ -105,10 +105,7 @@ class AddressTypes:
         return next((queue for pattern, queue in self._rules if matches(pattern, levels)), False)
 
 
-NO_ADDRESS_TYPES: Final = AddressTypes()
-
-
-def source_of(link: Link, container_id: str, now_ms: int, address_types: AddressTypes = NO_ADDRESS_TYPES) -> Source:
+def source_of(link: Link, container_id: str, now_ms: int, address_types: AddressTypes) -> Source:
     """Interpret the source of a peer's receiving link at `now_ms` (epoch). Raises AddressError."""
     address = parse_source(link.source.address)
     if address_types.is_queue(link.source.address) and not {TOPIC, SHARED}.intersection(link.source.capabilities):

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import operator
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import structlog
 
-from gateway.amqp.answers import delivery_state
 from gateway.amqp.counters import Counts
-from gateway.amqp.links.incoming import IncomingLink
+from gateway.amqp.links.incoming import IncomingLink, settle
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.links.peer import Peer
 from gateway.failures import failures
@@ -28,7 +25,7 @@ from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.transactions.kafka_transaction import TransactionFailed, Transactions
 from mapping.outcomes import Outcome
-from mapping.record import Received, Record
+from mapping.record import Record
 from protocols.amqp.events import Retired
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import (
@@ -43,7 +40,6 @@ from protocols.amqp.outcomes import (
     UNAUTHORIZED_ACCESS,
     Error,
     State,
-    rejected,
 )
 from protocols.amqp.primitives import DecodeError
 from protocols.amqp.transactions import (
@@ -65,7 +61,6 @@ COMMAND_BYTES: Final = 4096  # max-message-size of a coordinator's link; a comma
 COMMAND_CREDIT: Final = 50
 SETTLE_S: Final = 5.0
 """How long a rollback waits until posted messages are stored, so that they get their usual outcome."""
-_LINK_OF: Final = operator.itemgetter(1)  # of a token
 _REJECTED_OUTCOME: Final = "amqp:rejected:list"
 
 
@@ -116,7 +111,7 @@ class Coordinators:
 class Coordinator:
     """A link on which a peer declares and discharges transactions; the `context` of the engine's link."""
 
-    __slots__ = ("_coordinators", "_unanswered", "link", "peer", "touched", "transactions")
+    __slots__ = ("_coordinators", "_unanswered", "link", "peer", "transactions")
 
     def __init__(
         self, coordinators: Coordinators, peer: Peer, link: Link, transactions: dict[bytes, Transaction]
@@ -126,7 +121,6 @@ class Coordinator:
         self.transactions = transactions  # the connection's transactions by txn-id
         self.link = link  # the engine's
         self.peer = peer  # the connection
-        self.touched = False  # see `IncomingLink`
 
     def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
         """Handle commands; see `IncomingLink.receive`."""
@@ -134,23 +128,18 @@ class Coordinator:
             self._unanswered += 1
             self._command(delivery, data)
 
-    def oversized(self, delivery: Any, size: int, transaction: Transaction | None = None) -> None:
+    def oversized(self, delivery: Any, size: int, transaction: Transaction | None) -> None:
         """Refuse a message that is too large to be a command."""
         self._unanswered += 1
         self._reject(delivery, Error(DECODE_ERROR, f"a message of {size} bytes is no command"))
 
-    def post(self, transaction: Transaction, delivery: Any, data: bytes, now_ms: int) -> None:
-        """Close the link: a command cannot be part of a transaction."""
-        self.post_to_unknown(delivery, len(data))
-
-    def post_to_unknown(self, delivery: Any, size: int) -> None:
+    def post(self, transaction: Transaction | None, delivery: Any, data: bytes, now_ms: int) -> None:
         """Close the link: a command cannot be part of a transaction."""
         self._unanswered += 1
         self._end(Error(NOT_ALLOWED, "a command cannot be part of a transaction"))
 
     def top_up(self) -> None:
         """Grant credit for commands, when it is worth a frame."""
-        self.touched = False
         grant = COMMAND_CREDIT - self.link.credit - self._unanswered
         if self.link.attached and not self.peer.quiescing and grant > COMMAND_CREDIT // 2:
             self.peer.engine.grant(self.link, grant)
@@ -228,20 +217,8 @@ class Coordinator:
 
 def _settle(tokens: Sequence[Any], result: Result) -> None:
     """Settle messages; only their tokens refer to the transaction, so that Kafka's side makes no reference cycle."""
-    transaction: Transaction = tokens[0][0]
+    *_, transaction = tokens[0]
     transaction.settle(tokens, result)
-
-
-class _Retirement:
-    """A delivery to the peer, and the outcome that the transaction gives it."""
-
-    __slots__ = ("delivery", "link", "record", "state")
-
-    def __init__(self, link: OutgoingLink, event: Retired) -> None:
-        self.link = link
-        self.record: Received = event.token
-        self.delivery = event.delivery
-        self.state = event.state
 
 
 class Transaction:
@@ -259,7 +236,7 @@ class Transaction:
         self._coordinators = coordinators
         self._peer = coordinator.peer
         self._kafka = coordinators.kafka.begin(_settle)
-        self._retired: dict[int, _Retirement] = {}
+        self._retired: dict[int, tuple[OutgoingLink, Retired]] = {}  # by the record's id: the latest outcome
         self._held = 0  # messages whose topic is being looked up
         self._unheld: asyncio.Event | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -268,31 +245,18 @@ class Transaction:
 
     # Posting (part 4.4.1).
 
-    def admit(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
-        """Count a message's arrival on its link; refuse it and return False if the transaction must be rolled back."""
-        incoming.window.arrive(size)
-        if self.error is not None:
-            self.refuse(incoming, delivery, Outcome.BUSY, self.error.description, self.error.condition)
-            return False
-        self._start_timer()
-        return True
+    def use(self) -> None:
+        """Start the timer with the first message or retirement."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._coordinators.timeout_s, self._expire)
 
     def post(self, incoming: IncomingLink, delivery: Any, record: Record) -> None:
         """Store a record; the delivery is settled when every in-sync replica has it."""
-        self._kafka.submit(record, (self, incoming, delivery), incoming.sender)
+        self._kafka.submit(record, (incoming, delivery, self), incoming.sender)
 
-    def refuse(
-        self, incoming: IncomingLink, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None
-    ) -> None:
-        """Settle a message that cannot be stored; the transaction can no longer be committed."""
-        peer = self._peer
-        incoming.window.settle()
-        incoming.audit(outcome, reason)
-        self._coordinators.counts.incoming[outcome] += 1
-        self._set_rollback_only(Error(ROLLED_BACK, f"a message was refused: {reason}"))
-        if delivery is not None and peer.alive:
-            state = rejected(condition, reason) if condition else delivery_state(incoming.link, outcome, reason)
-            peer.engine.settle_posted(incoming.link, delivery, self.id, state)
+    def spoil(self, reason: str) -> None:
+        """Make a later discharge a rollback."""
+        self._set_rollback_only(Error(ROLLED_BACK, reason))
 
     def hold(self) -> None:
         """Delay the discharge until `unhold`, because the topic of a message is being looked up."""
@@ -306,22 +270,11 @@ class Transaction:
 
     def settle(self, tokens: Sequence[Any], result: Result) -> None:
         """Settle messages of this transaction after Kafka's answer."""
-        peer = self._peer
-        outcome = result.outcome
-        self._coordinators.counts.incoming[outcome] += len(tokens)
-        stored = outcome is Outcome.STORED
-        if not stored:
-            self._set_rollback_only(Error(ROLLED_BACK, f"a message was not stored: {result.reason}"))
-        alive = peer.alive
-        for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
-            state = STATE_ACCEPTED if stored else delivery_state(incoming.link, outcome, result.reason)
-            for _, _, delivery in run:
-                incoming.window.settle()
-                if alive and delivery is not None:
-                    peer.engine.settle_posted(incoming.link, delivery, self.id, state)
-            if alive:
-                incoming.top_up()
-        peer.flush_soon()
+        self._coordinators.counts.incoming[result.outcome] += len(tokens)
+        if result.outcome is not Outcome.STORED:
+            self.spoil(f"a message was not stored: {result.reason}")
+        settle(self._peer, tokens, result, self)
+        self._peer.flush_soon()
 
     # Retiring (part 4.4.2).
 
@@ -331,25 +284,21 @@ class Transaction:
             if event.delivery is None:
                 link.disposition(event.token, STATE_FAILED)
             return
-        self._start_timer()
-        known = self._retired.get(id(event.token))
-        if known is not None:  # a second disposition before the delivery is settled
-            known.state = event.state
-            known.delivery = event.delivery
-            return
-        self._retired[id(event.token)] = _Retirement(link, event)
-        link.retiring += 1
+        self.use()
+        if id(event.token) not in self._retired:  # otherwise a second disposition before the delivery is settled
+            link.retiring += 1
+        self._retired[id(event.token)] = (link, event)
 
     def _records_to_commit(self) -> list[tuple[GroupReader, AssignedPartition, int]]:
         """Return the records to commit for groups; fail the transaction if a record has another receiver now."""
         places = []
-        for retirement in self._retired.values():
-            if retirement.state == STATE_ACCEPTED and retirement.link.in_group:
-                place = retirement.link.place(retirement.record)
+        for link, event in self._retired.values():
+            if event.state == STATE_ACCEPTED and link.in_group:
+                place = link.place(event.token)
                 if place is None:
-                    self._set_rollback_only(Error(ROLLED_BACK, "a retired record is no longer its receiver's"))
+                    self.spoil("a retired record is no longer its receiver's")
                 else:
-                    places.append((*place, retirement.record.offset))
+                    places.append((*place, event.token.offset))
         return places
 
     def _conclude(self, *, committed: bool) -> None:
@@ -360,20 +309,20 @@ class Transaction:
         peer = self._peer
         retired = list(self._retired.values())
         self._retired.clear()
-        for retirement in retired if committed else reversed(retired):
-            link, state, delivery = retirement.link, retirement.state, retirement.delivery
+        for link, event in retired if committed else reversed(retired):
+            record, state, delivery = event.token, event.state, event.delivery
             if delivery is None or not link.link.attached:
                 if committed:
-                    link.disposition(retirement.record, state)
+                    link.disposition(record, state)
                 else:
-                    link.revert(retirement.record)
+                    link.revert(record)
             elif (
                 committed
                 and state is not None
                 and peer.alive
                 and peer.engine.settle_retired(link.link, delivery, state)  # False if it is settled already
             ):
-                link.disposition(retirement.record, state)
+                link.disposition(record, state)
             link.retirement_ended()
         peer.flush_soon()
 
@@ -396,10 +345,6 @@ class Transaction:
     def _set_rollback_only(self, error: Error) -> None:
         if self.error is None:
             self.error = error
-
-    def _start_timer(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._coordinators.timeout_s, self._expire)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -428,7 +373,7 @@ class Transaction:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_S):
                     await self._posted()
-            self._set_rollback_only(Error(ROLLED_BACK, "the peer has rolled it back"))
+            self.spoil("the peer has rolled it back")
             await self._abort()
             error = None
         else:
@@ -454,7 +399,7 @@ class Transaction:
                 try:
                     await self._kafka.commit(places)
                 except TransactionFailed as failed:
-                    self._set_rollback_only(Error(ROLLED_BACK, failed.reason))
+                    self.spoil(failed.reason)
                 else:
                     self._conclude(committed=True)
                     return

@@ -103,7 +103,7 @@ class Connection:
     @property
     def closing(self) -> bool:
         """Whether nothing more is to be read."""
-        return self._closed or (self._buffer is None and self.engine.closing)
+        return self._closed or (self._buffer is None and self.engine.over)
 
     def open(self, offered: Sequence[str], properties: Sequence[tuple[str, str]]) -> None:
         """Answer the peer's open; from now on the idle time-out applies."""

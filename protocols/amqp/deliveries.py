@@ -7,23 +7,11 @@ runs of deliveries in one call. Deliveries and links are identified by their add
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
-from typing import Any, Final
+from typing import Any
 
-from protocols.amqp.native import EVENTS, ffi, lib
+from protocols.amqp import native
+from protocols.amqp.native import ffi, lib
 from protocols.amqp.outcomes import ACCEPTED
-
-# Imported once: a look-up in `lib` costs as much as a cheap call.
-_cast, _from_buffer = ffi.cast, ffi.from_buffer
-_peek, _event_type = lib.pn_collector_peek, lib.pn_event_type
-_new_delivery, _send, _advance = lib.pn_delivery, lib.pn_link_send, lib.pn_link_advance
-_update, _settle = lib.pn_delivery_update, lib.pn_delivery_settle
-
-# One buffer for the delivery tags of the whole process: proton copies the tag.
-_tag_bytes: Final = bytearray(4)
-_tag_kept: Final = ffi.new("pn_delivery_tag_t *", (4, _from_buffer(_tag_bytes)))
-_tag: Final = _tag_kept[0]
-_write_tag: Final = Struct(">I").pack_into
 
 
 def take_usual(
@@ -40,17 +28,17 @@ def take_usual(
     Returns:
         The type of the first event that is left for the engine, or 0 when there is none.
     """
-    event = _peek(EVENTS)
-    return int(_event_type(event)) if event else 0
+    event = lib.pn_collector_peek(native.EVENTS)
+    return int(lib.pn_event_type(event)) if event else 0
 
 
 def accept(deliveries: Sequence[int | None]) -> None:
     """Settle received deliveries as accepted; None stands for one that the peer sent settled."""
     for address in deliveries:
         if address is not None:
-            delivery = _cast("pn_delivery_t *", address)
-            _update(delivery, ACCEPTED)
-            _settle(delivery)
+            delivery = native.delivery_at(address)
+            lib.pn_delivery_update(delivery, ACCEPTED)
+            lib.pn_delivery_settle(delivery)
 
 
 def send(
@@ -61,17 +49,13 @@ def send(
     sent: dict[int, tuple[Any, Any, int]],  # the engine's unsettled deliveries; the new ones are added
 ) -> int:
     """Send messages on a link that has credit for them, and return their size in bytes."""
-    handle = _cast("pn_link_t *", link.address)
-    total = 0
     for place, data in enumerate(messages):
-        _write_tag(_tag_bytes, 0, (number + place) & 0xFFFFFFFF)
-        delivery = _new_delivery(handle, _tag)
-        size = len(data)
-        _send(handle, data, size)
-        _advance(handle)
+        tag = ((number + place) & 0xFFFFFFFF).to_bytes(4)
+        delivery = lib.pn_delivery(link.handle, {"size": len(tag), "start": ffi.from_buffer(tag)})  # it copies the tag
+        lib.pn_link_send(link.handle, data, len(data))
+        lib.pn_link_advance(link.handle)
         if tokens is None:
-            _settle(delivery)
+            lib.pn_delivery_settle(delivery)
         else:
-            sent[int(_cast("uintptr_t", delivery))] = (link, tokens[place], size)
-        total += size
-    return total
+            sent[native.address(delivery)] = (link, tokens[place], len(data))
+    return sum(map(len, messages))

@@ -12,11 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from protocols.amqp import native, outcomes, primitives
-from protocols.amqp.events import ConnectionOpened, LinkDetached, LinkRequested, SessionEnded, SessionOpened
+from protocols.amqp.events import ConnectionOpened, LinkDetached, LinkRequested, SessionEnded
 from protocols.amqp.links import SETTLED, UNSETTLED, Filter, Link, Session, Terminus, TerminusKind
 from protocols.amqp.native import lib
 from protocols.amqp.outcomes import Error
-from protocols.amqp.primitives import DecodeError, Pairs
+from protocols.amqp.primitives import DecodeError
 from protocols.connection import ConnectionClosed, ConnectionFailed
 
 _event_link, _event_session, _event_type = lib.pn_event_link, lib.pn_event_session, lib.pn_event_type
@@ -43,8 +43,7 @@ class Endpoints:
 
     def __init__(self, container_id: str, limits: Limits, *, with_sasl: bool) -> None:
         self.opened = False  # both sides have sent their open
-        self.over = False  # the last event was returned; nothing more is read
-        self.closing = False  # nothing more is to be read, and our close is in the output
+        self.over = False  # the last event was returned, nothing more is read, and our close is in the output
         self.transactional = False  # the peer attached a coordinator, so transfers may carry a txn-id
         self._limits = limits
         self._with_sasl = with_sasl
@@ -71,16 +70,6 @@ class Endpoints:
         self._unanswered = 0  # see `UNANSWERED_LIMIT`
         self._tag = 0
 
-    @property
-    def is_empty_of_links(self) -> bool:
-        """Whether no link is left, not even a detached one with deliveries in use."""
-        return not self._links and not self._sent
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether neither sessions nor links are left."""
-        return not self._sessions and self.is_empty_of_links
-
     # commands: the connection
 
     def open(self, offered: Iterable[str], properties: Iterable[tuple[str, str]]) -> None:
@@ -97,7 +86,7 @@ class Endpoints:
         """Send close; everything that the peer still sends is ignored."""
         if self.over:
             return
-        self.over = self.closing = True
+        self.over = True
         if not self.opened:  # part 2.4.1: an open must precede a close
             lib.pn_connection_open(self._conn)
         native.set_condition(lib.pn_connection_condition(self._conn), error)
@@ -111,7 +100,6 @@ class Endpoints:
         *,
         max_message_bytes: int = 0,  # incoming: announced and enforced
         capabilities: Iterable[str] = (),  # the capabilities that our terminus has
-        settled: bool = False,  # outgoing: every delivery is sent settled
         filters: Iterable[Filter] = (),  # outgoing: the requested filters that are applied
         durable: str | None = None,  # outgoing: the address of the existing durable source for a null source
         dynamic: str | None = None,  # the address of the dynamic node that was created for the peer
@@ -144,7 +132,7 @@ class Endpoints:
             lib.pn_link_set_snd_settle_mode(handle, link.settle_mode)
             lib.pn_link_set_max_message_size(handle, max_message_bytes)
         else:
-            lib.pn_link_set_snd_settle_mode(handle, SETTLED if settled else UNSETTLED)
+            lib.pn_link_set_snd_settle_mode(handle, SETTLED if link.settle_mode == SETTLED else UNSETTLED)
             lib.pn_link_set_rcv_settle_mode(handle, 1 if link.second else 0)
         self._answer(link)
 
@@ -168,10 +156,8 @@ class Endpoints:
         """Detach with closed=true, and forget the link's deliveries."""
         if not link.attached:
             return
-        link.attached = False
         self._unanswered += 1
-        self._drop_partial(link)
-        self._forget_sent(link)
+        self._detached(link)
         native.set_condition(lib.pn_link_condition(link.handle), error)
         lib.pn_link_close(link.handle)
 
@@ -211,7 +197,7 @@ class Endpoints:
         events.append(ConnectionOpened(container, hostname, self._with_sasl, properties, desired))
 
     def _on_close(self, _event: Any, events: list[Any]) -> None:
-        self.over = self.closing = True
+        self.over = True
         lib.pn_connection_close(self._conn)
         error = native.condition(lib.pn_connection_remote_condition(self._conn))
         events.append(ConnectionClosed(error.condition if error else ""))
@@ -232,7 +218,6 @@ class Endpoints:
         lib.pn_session_set_incoming_capacity(handle, self._limits.session_window_bytes)
         if self.opened:
             lib.pn_session_open(handle)
-        events.append(SessionOpened(session))
 
     def _on_end(self, event: Any, events: list[Any]) -> None:
         session = self._session(_event_session(event))
@@ -242,15 +227,12 @@ class Endpoints:
         links = tuple(link for link in session.links if link.attached)
         self._unanswered -= sum(not link.attached and not link.finished for link in session.links)
         for link in links:
-            link.attached = False
-            self._drop_partial(link)
-            self._forget_sent(link)
+            self._detached(link)
         for link in session.links:
             self._finish(link)
         lib.pn_session_close(session.handle)
         self._ended.append(session)
-        error = native.condition(lib.pn_session_remote_condition(session.handle))
-        events.append(SessionEnded(session, links, error))
+        events.append(SessionEnded(links))
 
     def _on_attach(self, event: Any, events: list[Any]) -> None:
         handle = _event_link(event)
@@ -264,13 +246,13 @@ class Endpoints:
             return
         incoming = bool(lib.pn_link_is_receiver(handle))
         fault: Error | None = None
-        name, properties = "", Pairs()
+        name = ""
         source = target = Terminus(TerminusKind.NONE)
         try:
             name = native.text(lib.pn_link_name(handle)) or ""
             source = native.terminus(lib.pn_link_remote_source(handle))
             target = native.terminus(lib.pn_link_remote_target(handle))
-            properties = native.mapping(lib.pn_link_remote_properties(handle))
+            native.mapping(lib.pn_link_remote_properties(handle))  # only checked
         except DecodeError as error:
             fault = Error(outcomes.INVALID_FIELD, str(error))
         if len(session.links) >= self._limits.links_per_session:
@@ -286,7 +268,6 @@ class Endpoints:
             settle_mode=int(lib.pn_link_remote_snd_settle_mode(handle)),
             second=int(lib.pn_link_remote_rcv_settle_mode(handle)) == 1,
             peer_max_message_bytes=int(lib.pn_link_remote_max_message_size(handle)),
-            properties=properties,
         )
         if target.kind is TerminusKind.COORDINATOR:
             self.transactional = True
@@ -305,9 +286,7 @@ class Endpoints:
         if not link.attached and not link.finished:
             self._unanswered -= 1
         if link.attached:
-            link.attached = False
-            self._drop_partial(link)
-            self._forget_sent(link)
+            self._detached(link)
             # If the peer detached before our attach, we must attach before we detach (part 2.6.3).
             if link.accepted or self._answer(link):
                 (lib.pn_link_close if closed else lib.pn_link_detach)(link.handle)
@@ -356,8 +335,10 @@ class Endpoints:
         self.close_link(link, error)
         events.append(LinkDetached(link, True, error, by_us=True))
 
-    def _forget_sent(self, link: Link) -> None:
-        """Forget the deliveries sent on `link`: no outcome can arrive for them any more."""
+    def _detached(self, link: Link) -> None:
+        """Forget the deliveries of a link that is detached now: nothing can arrive for them any more."""
+        link.attached = False
+        self._drop_partial(link)
         if link.incoming or not link.held:
             return
         self._stale += link.held
@@ -373,9 +354,9 @@ class Endpoints:
         if not link.held:
             self._to_free.append(link)
 
-    def _release_one(self, link: Link) -> bool:
-        """Count one received delivery as no longer in use; return whether it can still be settled."""
-        link.held -= 1
+    def _release(self, link: Link, count: int) -> bool:
+        """Count received deliveries as no longer in use; return whether they can still be settled."""
+        link.held -= count
         if link.finished and not link.held:
             self._to_free.append(link)
         return link.attached

@@ -36,16 +36,10 @@ except ImportError:  # not built, or switched off; `gateway.native` reports whic
 
 # Imported once: a look-up in `lib` costs as much as a cheap call.
 _peek, _pop = lib.pn_collector_peek, lib.pn_collector_pop
-_event_delivery, _event_link = lib.pn_event_delivery, lib.pn_event_link
-_delivery_link, _readable, _partial = lib.pn_delivery_link, lib.pn_delivery_readable, lib.pn_delivery_partial
-_remote_settled, _remote_state = lib.pn_delivery_settled, lib.pn_delivery_remote_state
-_recv, _advance = lib.pn_link_recv, lib.pn_link_advance
-_update, _settle = lib.pn_delivery_update, lib.pn_delivery_settle
 _capacity, _push = lib.pn_transport_capacity, lib.pn_transport_push
 _pending, _peek_output, _pop_output = lib.pn_transport_pending, lib.pn_transport_peek, lib.pn_transport_pop
 _outgoing_bytes, _link_credit = lib.pn_session_outgoing_bytes, lib.pn_link_credit
 _DELIVERY: Final = int(lib.PN_DELIVERY)
-_TERMINAL: Final = frozenset({outcomes.ACCEPTED, outcomes.REJECTED, outcomes.RELEASED, outcomes.MODIFIED})
 
 # One scratch buffer for the process: each call fills and empties it without an await in between.
 _SCRATCH_BYTES: Final = 1 << 20
@@ -133,15 +127,12 @@ class Engine(Transacting):
 
     def accept_deliveries(self, link: Link, deliveries: Sequence[Any]) -> None:
         """Settle received deliveries of one link as accepted; None stands for one that the peer sent settled."""
-        link.held -= len(deliveries) - deliveries.count(None)
-        if link.attached:
+        if self._release(link, len(deliveries) - deliveries.count(None)):
             accept(deliveries)
-        elif link.finished and not link.held:
-            self._to_free.append(link)
 
     def settle_delivery(self, link: Link, delivery: Any, state: State) -> None:
         """Settle one received delivery with `state`."""
-        if not self._release_one(link):
+        if not self._release(link, 1):
             return
         handle = native.delivery_at(delivery)
         local = lib.pn_delivery_local(handle)
@@ -150,8 +141,8 @@ class Engine(Transacting):
         elif state.code == outcomes.MODIFIED:
             lib.pn_disposition_set_failed(local, state.delivery_failed)
             lib.pn_disposition_set_undeliverable(local, state.undeliverable_here)
-        _update(handle, state.code)
-        _settle(handle)
+        lib.pn_delivery_update(handle, state.code)
+        lib.pn_delivery_settle(handle)
 
     def credit_of(self, link: Link) -> int:
         """Return how many deliveries may be sent on an outgoing link now.
@@ -199,7 +190,7 @@ class Engine(Transacting):
                 return
             event = _peek(collector)
             if kind == _DELIVERY:
-                self._on_delivery(_event_delivery(event), events)
+                self._on_delivery(lib.pn_event_delivery(event), events)
             else:
                 handler = _HANDLERS.get(kind)
                 if handler is not None:
@@ -208,26 +199,13 @@ class Engine(Transacting):
         native.discard_events()  # nothing may follow the last event
 
     def _on_delivery(self, delivery: Any, events: list[Any]) -> None:
-        if self._sent and _remote_state(delivery) == outcomes.ACCEPTED:
-            sent = self._sent.pop(native.address(delivery), None)
-            if sent is not None and sent[0].attached:  # if detached, proton may have reused the address
-                # Settle before the next event: proton reuses the handle, and a second disposition may already wait.
-                _settle(delivery)
-                link, token, size = sent
-                link.release(1, size)
-                last = events[-1] if events else None
-                if type(last) is DeliveriesAccepted and last.link is link:
-                    last.deliveries.append(token)
-                else:
-                    events.append(DeliveriesAccepted(link, [token]))
-                return
-        handle = _delivery_link(delivery)
+        handle = lib.pn_delivery_link(delivery)
         found = self._links.get(native.address(handle))
         if found is None or not found.attached:
             return
         if not found.incoming:
             self._on_disposition(found, delivery, events)
-        elif _readable(delivery):  # otherwise the peer updated a delivery that we have yet to settle: nothing to do
+        elif lib.pn_delivery_readable(delivery):  # otherwise the peer updated a delivery that we have yet to settle
             self._on_transfer(found, delivery, events)
 
     def _on_transfer(self, link: Link, delivery: Any, events: list[Any]) -> None:
@@ -242,8 +220,6 @@ class Engine(Transacting):
 
     def _collect(self, link: Link, size: int) -> None:
         """Append the scratch buffer to the link's partial message, or drop it all if the message is too large."""
-        if size <= 0:
-            return
         assert link.partial is not None
         link.partial_size += size
         if link.partial_size > link.limit:
@@ -257,12 +233,12 @@ class Engine(Transacting):
         """Read the pending bytes of a message, which may span several transfers (part 2.6.14)."""
         assert link.partial is not None
         handle = link.handle
-        while (size := _recv(handle, _scratch, _SCRATCH_BYTES)) > 0:
+        while (size := lib.pn_link_recv(handle, _scratch, _SCRATCH_BYTES)) > 0:
             self._collect(link, size)
         if lib.pn_delivery_aborted(delivery):
             self._drop_partial(link)
-            _advance(handle)
-            _settle(delivery)
+            lib.pn_link_advance(handle)
+            lib.pn_delivery_settle(delivery)
             events.append(TransferAborted(link))
             return
         total = link.partial_size
@@ -270,21 +246,22 @@ class Engine(Transacting):
             reason = f"a message of more than {total} bytes"
             self._detach_with_error(link, outcomes.MESSAGE_SIZE_EXCEEDED, reason, events)
             return
-        if _partial(delivery):
+        if lib.pn_delivery_partial(delivery):
             if self._partial_bytes > self._limits.partial_bytes:
                 reason = f"more than {self._limits.partial_bytes} bytes of incomplete messages"
                 self._detach_with_error(link, outcomes.RESOURCE_LIMIT_EXCEEDED, reason, events)
             return
         parts = self._drop_partial(link)
         txn_id = None
-        if self.transactional and _remote_state(delivery) == TRANSACTIONAL_STATE:
-            txn_id = self._txn_of(link, delivery, events)
-            if txn_id is None:
+        if self.transactional and lib.pn_delivery_remote_state(delivery) == TRANSACTIONAL_STATE:
+            txn = self._read_txn(link, delivery, events)
+            if txn is None:
                 return
-        _advance(handle)
+            txn_id = txn[0]
+        lib.pn_link_advance(handle)
         token = None
-        if _remote_settled(delivery):
-            _settle(delivery)
+        if lib.pn_delivery_settled(delivery):
+            lib.pn_delivery_settle(delivery)
         else:
             token = native.address(delivery)
             link.held += 1
@@ -293,29 +270,28 @@ class Engine(Transacting):
         elif txn_id is not None:
             events.append(TransactionalTransfer(link, token, bytes(parts), txn_id))
         else:
-            last = events[-1] if events else None
-            if type(last) is TransfersReceived and last.link is link:
-                last.deliveries.append(token)
-                last.messages.append(bytes(parts))
-            else:
-                events.append(TransfersReceived(link, [token], [bytes(parts)]))
+            events.append(TransfersReceived(link, [token], [bytes(parts)]))
 
     def _on_disposition(self, link: Link, delivery: Any, events: list[Any]) -> None:
-        """Handle a disposition that is not `accepted` (`_on_delivery` handles that), or a repeated one."""
-        code = _remote_state(delivery)
-        settled = bool(_remote_settled(delivery))
+        """Handle a disposition of a delivery that we sent."""
+        code = lib.pn_delivery_remote_state(delivery)
+        settled = bool(lib.pn_delivery_settled(delivery))
         if code == TRANSACTIONAL_STATE:
             self._on_retirement(link, delivery, settled, events)
             return
-        if not settled and code not in _TERMINAL:
+        if not settled and code not in outcomes.TERMINAL:
             return
-        sent = self._sent.pop(native.address(delivery), None)
-        if sent is None:
+        owner, token, size = self._sent.pop(native.address(delivery), (None, None, 0))
+        if owner is not link:  # a repeated disposition; of a detached link, whose delivery had the same address
             return
         state = self._read_state(delivery, code)
-        link.release(1, sent[2])
-        _settle(delivery)  # before the next event, as in `_on_delivery`
-        events.append(DispositionReceived(link, sent[1], state, settled))
+        link.release(1, size)
+        # Settle before the next event: proton reuses the handle, and a second disposition may already wait.
+        lib.pn_delivery_settle(delivery)
+        if code == outcomes.ACCEPTED:
+            events.append(DeliveriesAccepted(link, [token]))
+        else:
+            events.append(DispositionReceived(link, token, state))
 
     def _read_state(self, delivery: Any, code: int) -> State | None:
         remote = lib.pn_delivery_remote(delivery)
@@ -327,10 +303,10 @@ class Engine(Transacting):
                 delivery_failed=bool(lib.pn_disposition_is_failed(remote)),
                 undeliverable_here=bool(lib.pn_disposition_is_undeliverable(remote)),
             )
-        return State(code) if code in _TERMINAL else None
+        return State(code) if code in outcomes.TERMINAL else None
 
     def _on_flow(self, event: Any, events: list[Any]) -> None:
-        link = self._links.get(native.address(_event_link(event)))
+        link = self._links.get(native.address(lib.pn_event_link(event)))
         if link is not None and link.attached and not link.incoming:
             events.append(CreditChanged(link, self.credit_of(link), self.drains(link)))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from protocols.amqp.links import Link, Session
+from protocols.amqp.links import Link
 from protocols.amqp.outcomes import Error, State
 from protocols.amqp.primitives import Pairs
 
@@ -39,12 +39,6 @@ class ConnectionOpened(msgspec.Struct, frozen=True, gc=False):
     desired_capabilities: tuple[str, ...]
 
 
-class SessionOpened(msgspec.Struct, frozen=True, gc=False):
-    """The peer began a session; the engine has answered."""
-
-    session: Session
-
-
 class LinkRequested(msgspec.Struct, frozen=True, gc=False):
     """The peer's attach; answer with `accept_link` or `refuse_link`."""
 
@@ -52,7 +46,7 @@ class LinkRequested(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransfersReceived(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive complete messages on one link."""
+    """Consecutive complete messages on one link; without C, and of several transfers, each is an event of its own."""
 
     link: Link
     deliveries: list[Any]  # None for one that the peer sent settled: it needs no outcome
@@ -84,7 +78,10 @@ class TransferAborted(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeliveriesAccepted(msgspec.Struct, frozen=True, gc=False):
-    """The peer accepted deliveries that we sent, in one disposition or in consecutive ones (part 2.7.6)."""
+    """The peer accepted deliveries that we sent, in one disposition or in consecutive ones (part 2.7.6).
+
+    Without C, each is an event of its own.
+    """
 
     link: Link
     deliveries: list[Any]  # the tokens passed to `send`, in the order of the peer's dispositions
@@ -96,7 +93,6 @@ class DispositionReceived(msgspec.Struct, frozen=True, gc=False):
     link: Link
     delivery: Any  # the token passed to `send`
     state: State | None  # None when the peer settled without a state
-    settled: bool  # whether the peer has settled it
 
 
 class Retired(msgspec.Struct, frozen=True, gc=False):
@@ -129,6 +125,4 @@ class LinkDetached(msgspec.Struct, frozen=True, gc=False):
 class SessionEnded(msgspec.Struct, frozen=True, gc=False):
     """The peer ended a session, and its links with it: no `LinkDetached` follows for them."""
 
-    session: Session
     links: tuple[Link, ...]  # the links that were attached
-    error: Error | None  # the peer's reason, if it sent one

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import msgspec
 
-from protocols.amqp.primitives import Pairs
-
 SETTLED: Final = 1  # snd-settle-mode (part 2.8.2): unsettled 0, settled 1, mixed 2
 UNSETTLED: Final = 0
 MIXED: Final = 2
@@ -63,7 +61,7 @@ class Link:
 
     __slots__ = (
         "accepted", "address", "attached", "context", "credit", "finished", "handle", "held", "held_bytes", "incoming",
-        "limit", "name", "partial", "partial_size", "peer_max_message_bytes", "properties", "second", "session",
+        "limit", "name", "partial", "partial_size", "peer_max_message_bytes", "second", "session",
         "settle_mode", "source", "stalled", "target",
     )  # fmt: skip
 
@@ -80,7 +78,6 @@ class Link:
         settle_mode: int = MIXED,
         second: bool = False,
         peer_max_message_bytes: int = 0,
-        properties: Pairs = Pairs(),  # noqa: B008 - an immutable constant
     ) -> None:
         self.handle = handle  # proton's
         self.address = address  # of proton's handle
@@ -92,7 +89,6 @@ class Link:
         self.settle_mode = settle_mode  # the peer's snd-settle-mode
         self.second = second  # whether the peer asked for rcv-settle-mode `second`
         self.peer_max_message_bytes = peer_max_message_bytes  # 0 means no limit
-        self.properties = properties
         self.accepted = False  # whether we answered the attach with a terminus
         self.attached = True  # whether transfers may be sent or received
         self.finished = False  # both sides have detached, or the session has ended

@@ -35,6 +35,7 @@ ACCEPTED: Final = 0x24
 REJECTED: Final = 0x25
 RELEASED: Final = 0x26
 MODIFIED: Final = 0x27
+TERMINAL: Final = frozenset({ACCEPTED, REJECTED, RELEASED, MODIFIED})
 
 
 class Error(msgspec.Struct, frozen=True, gc=False):

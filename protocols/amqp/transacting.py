@@ -30,7 +30,7 @@ class Transacting(Endpoints):
         self._settle_with(link, delivery, transactions.TRANSACTIONAL_STATE, fields)
 
     def _settle_with(self, link: Link, delivery: Any, code: int, fields: bytes) -> None:
-        if not self._release_one(link):
+        if not self._release(link, 1):
             return
         handle = native.delivery_at(delivery)
         native.put(lib.pn_disposition_data(lib.pn_delivery_local(handle)), fields)
@@ -52,33 +52,28 @@ class Transacting(Endpoints):
         lib.pn_delivery_settle(handle)
         return True
 
-    def _txn_of(self, link: Link, delivery: Any, events: list[Any]) -> bytes | None:
-        """Return the txn-id of a transfer. If it is malformed, detach the link and return None."""
-        try:
-            return self._read_txn(delivery)[0]
-        except DecodeError as error:
-            self._detach_with_error(link, outcomes.DECODE_ERROR, f"transactional-state: {error}", events)
-            return None
-
     def _on_retirement(self, link: Link, delivery: Any, settled: bool, events: list[Any]) -> None:
         """Handle a disposition that gives a delivery that we sent an outcome within a transaction."""
         address = native.address(delivery)
         sent = self._sent.get(address)
         if sent is None:
             return
-        token = sent[1]
-        try:
-            txn_id, state = self._read_txn(delivery)
-        except DecodeError as error:
-            self._detach_with_error(link, outcomes.DECODE_ERROR, f"transactional-state: {error}", events)
+        _, token, size = sent
+        txn = self._read_txn(link, delivery, events)
+        if txn is None:
             return
         if settled:
             del self._sent[address]
-            link.release(1, sent[2])
+            link.release(1, size)
             lib.pn_delivery_settle(delivery)
-            events.append(Retired(link, token, None, txn_id, state))
-        elif state is not None:
-            events.append(Retired(link, token, address, txn_id, state))
+            events.append(Retired(link, token, None, *txn))
+        elif txn[1] is not None:
+            events.append(Retired(link, token, address, *txn))
 
-    def _read_txn(self, delivery: Any) -> tuple[bytes, State | None]:
-        return transactions.read_state(native.value(lib.pn_disposition_data(lib.pn_delivery_remote(delivery))))
+    def _read_txn(self, link: Link, delivery: Any, events: list[Any]) -> tuple[bytes, State | None] | None:
+        """Return the txn-id and the outcome of a delivery; if they are malformed, detach the link and return None."""
+        try:
+            return transactions.read_state(native.value(lib.pn_disposition_data(lib.pn_delivery_remote(delivery))))
+        except DecodeError as error:
+            self._detach_with_error(link, outcomes.DECODE_ERROR, f"transactional-state: {error}", events)
+            return None

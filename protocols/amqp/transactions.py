@@ -40,7 +40,6 @@ _OUTCOMES: Final = {
     "amqp:released:list": outcomes.RELEASED,
     "amqp:modified:list": outcomes.MODIFIED,
 }
-_TERMINAL: Final = frozenset(_OUTCOMES.values())
 
 
 class Declare(msgspec.Struct, frozen=True, gc=False):
@@ -123,7 +122,7 @@ def _outcome(value: Any) -> State | None:
         raise DecodeError("an outcome that is no described list")
     descriptor, fields = value
     code = _OUTCOMES.get(descriptor) if isinstance(descriptor, str) else descriptor
-    if not isinstance(code, int) or code not in _TERMINAL:
+    if not isinstance(code, int) or code not in outcomes.TERMINAL:
         raise DecodeError("a transactional-state with an unknown outcome")
     if code == outcomes.REJECTED:
         return State(code, error=_error(_item(fields, 0)))

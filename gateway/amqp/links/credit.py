@@ -7,19 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 from flowcontrol.budget import Budget
 from flowcontrol.gate import Gate
 from gateway.kafka.publish.publisher import Publisher
 from gateway.pauses import PROCESS, PROCESS_BUDGET, TOPIC_BUDGET, Pause, pauses
-
-
-class Waiter(Protocol):
-    """A link that waits for credit."""
-
-    def gate_opened(self) -> None:
-        """Ask for credit again: the budget has capacity again."""
 
 
 class CreditGates:
@@ -28,8 +20,7 @@ class CreditGates:
     def __init__(self, publisher: Publisher) -> None:
         self.senders = 0  # the number of incoming links
         self._publisher = publisher
-        self._waiting: dict[Gate, set[Waiter]] = {}
-        self._callbacks: dict[Gate, Callable[[bool], None]] = {}
+        self._waiting: dict[Gate, set[Callable[[], None]]] = {}  # the links' methods that ask for credit again
 
     def shut_gate(self, topic: str | None) -> Gate | None:
         """Return the shut budget gate that blocks credit for `topic`, or None; without a topic, only the process's."""
@@ -52,36 +43,31 @@ class CreditGates:
         """Return the budget of a link to `topic`, or the process's budget without a topic."""
         return self._publisher.budget if topic is None else self._publisher.budgets.topic(topic)
 
-    def wait_for(self, gate: Gate, link: Waiter) -> None:
-        """Top `link` up when `gate` opens."""
-        links = self._waiting.get(gate)
-        if links is None:
-            links = self._waiting[gate] = set()
+    def wait_for(self, gate: Gate, again: Callable[[], None]) -> None:
+        """Call a link's `again` when `gate` opens."""
+        if gate not in self._waiting:
+            self._waiting[gate] = set()
+            gate.subscribe(self._gate_changed)
+        self._waiting[gate].add(again)
 
-            def opened(is_open: bool) -> None:
-                if is_open:
-                    # In the next iteration of the loop: gates open in the middle of a settlement.
-                    asyncio.get_running_loop().call_soon(self._gate_opened, gate)
-
-            self._callbacks[gate] = opened
-            gate.subscribe(opened)
-        links.add(link)
-
-    def forget(self, link: Waiter) -> None:
+    def forget(self, again: Callable[[], None]) -> None:
         """Remove a link that has ended."""
         for links in self._waiting.values():
-            links.discard(link)
+            links.discard(again)
 
     @property
     def waiting(self) -> int:
         """The number of links that wait for a budget."""
         return sum(len(links) for links in self._waiting.values())
 
-    def _gate_opened(self, gate: Gate) -> None:
-        if not gate.is_open:
-            return
-        callback = self._callbacks.pop(gate, None)
-        if callback is not None:
-            gate.unsubscribe(callback)
-        for link in self._waiting.pop(gate, ()):
-            link.gate_opened()
+    def _gate_changed(self, is_open: bool) -> None:
+        if is_open:
+            # In the next iteration of the loop: gates open in the middle of a settlement.
+            asyncio.get_running_loop().call_soon(self._top_up)
+
+    def _top_up(self) -> None:
+        """Let the links that wait for a gate that is open ask again; each may wait again."""
+        for gate in [gate for gate in self._waiting if gate.is_open]:
+            gate.unsubscribe(self._gate_changed)
+            for again in self._waiting.pop(gate):
+                again()

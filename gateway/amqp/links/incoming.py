@@ -6,8 +6,10 @@ process's or the topic's budget is shut. Messages within the granted credit are 
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -18,31 +20,34 @@ from gateway.amqp.counters import Counts
 from gateway.amqp.links.credit import CreditGates
 from gateway.amqp.links.peer import Peer
 from gateway.flow import Window, shown
+from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from mapping.amqp.incoming import Destination, Unmappable
 from mapping.amqp.mapper import Mapper
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import rejected
+from protocols.amqp.outcomes import STATE_ACCEPTED, Error, State, rejected
 from protocols.amqp.transactions import UNKNOWN_ID
 
 Allowed = Callable[[str, bytes | None], bool]
+_LINK_OF: Final = operator.itemgetter(0)  # of a token
 
 
 class OpenTransaction(Protocol):
     """A transaction that messages are posted to; a protocol, because `gateway.amqp.transactions` imports the links."""
 
-    def admit(self, incoming: IncomingLink, delivery: Any, size: int) -> bool:
-        """Count a message's arrival on its link; refuse it and return False if the transaction must be rolled back."""
+    id: bytes
+    error: Error | None  # why it must be rolled back; None while it can be committed
+
+    def use(self) -> None:
+        """Start its timer with its first message."""
 
     def post(self, incoming: IncomingLink, delivery: Any, record: Record) -> None:
         """Store a record; the delivery is settled when every in-sync replica has it."""
 
-    def refuse(
-        self, incoming: IncomingLink, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None
-    ) -> None:
-        """Settle a message that cannot be stored; the transaction can no longer be committed."""
+    def spoil(self, reason: str) -> None:
+        """Make a later discharge a rollback."""
 
     def hold(self) -> None:
         """Delay the discharge until `unhold`, because the topic of a message is being looked up."""
@@ -65,10 +70,7 @@ class Ingress(msgspec.Struct, frozen=True):
 class IncomingLink:
     """One link on which a peer sends."""
 
-    __slots__ = (
-        "_allowed", "_ingress", "_largest", "_peer", "_submit", "link", "mapper", "sender", "share", "touched",
-        "window",
-    )  # fmt: skip
+    __slots__ = ("_ingress", "_peer", "allowed", "link", "mapper", "sender", "share", "window")
 
     def __init__(
         self,
@@ -86,112 +88,112 @@ class IncomingLink:
         """
         self._ingress = ingress
         self._peer = peer
-        self._largest = ingress.largest_body
-        self._submit = ingress.publisher.submit
-        self._allowed = allowed
+        self.allowed = allowed
         self.link = link  # the engine's
         self.mapper = None if destination is None else Mapper(destination)
         self.sender = peer.sender(link)  # keeps the order of its messages in Kafka
         self.share = LinkShare(peer.budget, ingress.link_bytes)  # how many bytes may be unsettled, by the free budget
         least, limit = ingress.windows
         self.window = CreditWindow(limit, least)  # counts unsettled messages and adapts their limit
-        self.touched = False  # has received or settled messages since the last `top_up`
-
-    def set_allowed(self, allowed: Allowed | None) -> None:
-        """Check each record from now on with `allowed`; see `__init__`."""
-        self._allowed = allowed
 
     @property
-    def destination(self) -> Destination | None:
-        """The destination of its messages; of a relay, that of the last one."""
-        return None if self.mapper is None else self.mapper.destination
+    def topic(self) -> str | None:
+        """The Kafka topic of its messages; of a relay, that of the last one, or None before the first."""
+        return None if self.mapper is None else self.mapper.destination.topic
 
     def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
         """Submit received messages, of `size` bytes together, to the publisher, or refuse them."""
-        assert self.mapper is not None
         self.window.arrive(size, len(messages))
-        map_message, largest, allowed = self.mapper.record, self._largest, self._allowed
-        submit, peer, sender = self._submit, self._peer, self.sender
+        self._take(deliveries, messages, now_ms, None)
+
+    def _take(
+        self, deliveries: Sequence[Any], messages: Sequence[bytes], now_ms: int, transaction: OpenTransaction | None
+    ) -> None:
+        """Submit messages whose arrival is counted to the publisher or to their transaction, or refuse them."""
+        assert self.mapper is not None
+        map_message, largest, allowed = self.mapper.record, self._ingress.largest_body, self.allowed
+        submit, peer, sender = self._ingress.publisher.submit, self._peer, self.sender
         for delivery, data in zip(deliveries, messages, strict=True):
             try:
                 record = map_message(data, now_ms)
             except Unmappable as unmappable:
-                self.refuse(delivery, unmappable.outcome, unmappable.reason)
+                self.refuse(delivery, unmappable.outcome, unmappable.reason, transaction=transaction)
                 continue
-            if len(data) > largest and (excess := self._excess(record)):
-                self.refuse(delivery, Outcome.TOO_LARGE, excess)
+            if len(data) > largest and (size := len(record.value or b"")) > largest:
+                reason = f"a body of {size} bytes, the limit is {largest}"
+                self.refuse(delivery, Outcome.TOO_LARGE, reason, transaction=transaction)
             elif allowed is not None and not allowed(record.topic, record.key):
-                self.refuse(delivery, Outcome.DENIED, f"no right to publish to {record.topic} with this key")
-            else:
+                reason = f"no right to publish to {record.topic} with this key"
+                self.refuse(delivery, Outcome.DENIED, reason, transaction=transaction)
+            elif transaction is None:
                 submit(record, peer, (self, delivery), sender)
+            else:
+                transaction.post(self, delivery, record)
 
-    def _excess(self, record: Record) -> str:
-        """Return why a body is too large, or "" if it is not."""
-        size = len(record.value or b"")
-        return f"a body of {size} bytes, the limit is {self._largest}" if size > self._largest else ""
-
-    def post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
-        """Post one received message in a transaction."""
-        if transaction.admit(self, delivery, len(data)):
-            self._post(transaction, delivery, data, now_ms)
-
-    def _post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
-        assert self.mapper is not None
-        try:
-            record = self.mapper.record(data, now_ms)
-        except Unmappable as unmappable:
-            transaction.refuse(self, delivery, unmappable.outcome, unmappable.reason)
-            return
-        if len(data) > self._largest and (excess := self._excess(record)):
-            transaction.refuse(self, delivery, Outcome.TOO_LARGE, excess)
-            return
-        if self._allowed is not None and not self._allowed(record.topic, record.key):
-            reason = f"no right to publish to {record.topic} with this key"
-            transaction.refuse(self, delivery, Outcome.DENIED, reason)
-            return
-        transaction.post(self, delivery, record)
-
-    def post_to_unknown(self, delivery: Any, size: int) -> None:
-        """Refuse a message that is posted in an unknown transaction."""
-        self.window.arrive(size)
-        self.refuse(delivery, Outcome.BUSY, "no transaction has this txn-id", UNKNOWN_ID)
-
-    def oversized(self, delivery: Any, size: int, transaction: OpenTransaction | None = None) -> None:
-        """Refuse a message above max-message-size; the link stays attached, but its transaction cannot be committed."""
-        reason = f"{size} bytes, the limit is {self.link.limit}"
-        self.window.arrive(size)
-        if transaction is not None:
-            transaction.refuse(self, delivery, Outcome.TOO_LARGE, reason)
+    def post(self, transaction: OpenTransaction | None, delivery: Any, data: bytes, now_ms: int) -> None:
+        """Post one received message in a transaction; None is an unknown one, so that it is refused."""
+        self.window.arrive(len(data))
+        if transaction is None:
+            self.refuse(delivery, Outcome.BUSY, "no transaction has this txn-id", UNKNOWN_ID)
+        elif (error := transaction.error) is not None:
+            self.refuse(delivery, Outcome.BUSY, error.description, error.condition, transaction=transaction)
         else:
-            self.refuse(delivery, Outcome.TOO_LARGE, reason)
+            transaction.use()
+            self._take((delivery,), (data,), now_ms, transaction)
 
-    def refuse(self, delivery: Any, outcome: Outcome, reason: str, condition: str | None = None) -> None:
-        """Settle a message that is not stored; `condition` replaces the outcome's more general error condition."""
+    def oversized(self, delivery: Any, size: int, transaction: OpenTransaction | None) -> None:
+        """Refuse a message above max-message-size; the link stays attached, but its transaction cannot be committed."""
+        self.window.arrive(size)
+        reason = f"{size} bytes, the limit is {self.link.limit}"
+        self.refuse(delivery, Outcome.TOO_LARGE, reason, transaction=transaction)
+
+    def refuse(
+        self,
+        delivery: Any,
+        outcome: Outcome,
+        reason: str,
+        condition: str | None = None,
+        *,
+        transaction: OpenTransaction | None = None,
+    ) -> None:
+        """Settle a message that is not stored; its transaction, if it has one, can no longer be committed.
+
+        `condition` replaces the outcome's more general error condition.
+        """
         self.window.settle()
         self._ingress.counts.incoming[outcome] += 1
-        self.audit(outcome, reason)
-        if delivery is not None:
-            state = rejected(condition, reason) if condition else delivery_state(self.link, outcome, reason)
-            self._peer.engine.settle_delivery(self.link, delivery, state)
-
-    def audit(self, outcome: Outcome, reason: str) -> None:
-        """Write an audit line if a message was refused for a missing right."""
         if outcome is Outcome.DENIED:
-            topic = "" if self.destination is None else self.destination.topic
-            self._peer.audit_denied("publish", topic, reason)
+            self._peer.audit_denied("publish", self.topic or "", reason)
+        if transaction is not None:
+            transaction.spoil(f"a message was refused: {reason}")
+        if self._peer.alive:
+            state = rejected(condition, reason) if condition else delivery_state(self.link, outcome, reason)
+            self.answer((delivery,), state, transaction)
+
+    def answer(self, deliveries: Sequence[Any], state: State, transaction: OpenTransaction | None) -> None:
+        """Settle deliveries with their outcome; None stands for one that the peer sent settled."""
+        engine = self._peer.engine
+        if state is STATE_ACCEPTED and transaction is None:
+            engine.accept_deliveries(self.link, deliveries)
+            return
+        for delivery in deliveries:
+            if delivery is None:
+                continue
+            if transaction is None:
+                engine.settle_delivery(self.link, delivery, state)
+            else:
+                engine.settle_posted(self.link, delivery, transaction.id, state)
 
     def top_up(self) -> None:
         """Grant credit if there is capacity and it is worth a frame."""
-        self.touched = False
         link = self.link
         if not link.attached:
             return
         gates = self._ingress.gates
-        destination = self.destination
-        topic = destination.topic if destination is not None else None
+        topic = self.topic
         shut = gates.shut_gate(topic)
         if shut is not None:
-            gates.wait_for(shut, self)
+            gates.wait_for(shut, self.gate_opened)
             return
         if self._peer.quiescing:
             return
@@ -212,6 +214,7 @@ class IncomingLink:
 
     def leave(self) -> None:
         """Release the link's shares; the link has ended."""
+        self._ingress.gates.forget(self.gate_opened)
         self.share.end()
         self.sender.leave()
         if self._peer.crediting is not None:
@@ -219,9 +222,23 @@ class IncomingLink:
 
     def flow(self) -> Window:
         """Return the link's credit and its number of unsettled messages."""
-        topic = self.destination.topic if self.destination is not None else None
+        topic = self.topic
         credit, unsettled = self.link.credit, self.window.unsettled
         paused = self._ingress.gates.paused(topic)
         return Window(
             shown(self.link.name), True, topic or "", credit + unsettled, credit, unsettled, paused, self.window.most
         )
+
+
+def settle(peer: Peer, tokens: Sequence[Any], result: Result, transaction: OpenTransaction | None = None) -> None:
+    """Settle messages of a peer after Kafka's answer, and grant credit for more; a token has the link and delivery."""
+    alive = peer.alive
+    touched: dict[IncomingLink, None] = {}
+    for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
+        deliveries = [token[1] for token in run]
+        incoming.window.settle(len(deliveries), crowded=result.crowded)
+        if alive:
+            touched[incoming] = None
+            incoming.answer(deliveries, delivery_state(incoming.link, result.outcome, result.reason), transaction)
+    for incoming in touched:
+        incoming.top_up()

@@ -37,8 +37,8 @@ from mapping.amqp.mapper import from_records
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
 from mapping.record import Received
 from protocols.amqp import outcomes
-from protocols.amqp.links import Link
-from protocols.amqp.outcomes import STATE_FAILED, Error, State
+from protocols.amqp.links import SETTLED, Link
+from protocols.amqp.outcomes import STATE_ACCEPTED, STATE_FAILED, Error, State
 
 log = structlog.get_logger(__name__)
 
@@ -74,17 +74,17 @@ class OutgoingLink:
     """One link on which a peer receives: a `contracts.Subscriber` and, for the live reader, its own `Fanout`."""
 
     __slots__ = (
-        "_burst", "_condition", "_dead_letters", "_dead_letters_done", "_dead_letters_pending", "_draining", "_egress",
+        "_burst", "_condition", "_dead_letters_done", "_dead_letters_pending", "_draining", "_egress",
         "_ended", "_engine", "_holding", "_membership", "_names", "_now_ms", "_partition", "_peer", "_reader_waits",
         "_selected", "_settled", "_source", "_transactions_done", "link", "lossy", "retiring", "topic", "unsettled",
     )  # fmt: skip
 
-    def __init__(self, egress: Egress, peer: Peer, link: Link, source: Source, *, settled: bool) -> None:
+    def __init__(self, egress: Egress, peer: Peer, link: Link, source: Source) -> None:
         self._egress = egress
         self._peer = peer
         self._engine = peer.engine
         self._names = peer.grant.names
-        self._settled = settled
+        self._settled = link.settle_mode == SETTLED
         self._source = source
         self._condition = source.condition if source.group is None else None  # a group applies it itself
         self._partition = source.partition
@@ -93,7 +93,6 @@ class OutgoingLink:
         self._draining: asyncio.Task[None] | None = None
         self._holding: ReceiverBudget | None = None  # unsettled bytes in the shared budget; None until they are many
         self._ended = False
-        self._dead_letters = egress.dead_letters
         self._dead_letters_pending = 0  # in-flight dead letters
         # Only after the link's end: set when no dead letter is in flight, and when no transaction holds its records.
         self._dead_letters_done: asyncio.Event | None = None
@@ -177,9 +176,9 @@ class OutgoingLink:
             return True
         attempts = membership.attempts(record) if membership is not None else 0
         if (
-            attempts >= self._dead_letters.max_attempts
+            attempts
             and membership is not None
-            and membership.failures(record) >= self._dead_letters.max_attempts
+            and membership.failures(record) >= self._egress.dead_letters.max_attempts
         ):
             if self._capacity() <= 0:
                 return False
@@ -286,13 +285,12 @@ class OutgoingLink:
 
     # flow and disposition
 
-    def credit_changed(self, credit: int, drain: bool) -> None:
+    def credit_changed(self, drain: bool) -> None:
         """Handle a flow of the peer: it changed the credit, or set drain."""
         self._burst = 0
         if drain and self._draining is None:
             self._draining = self._peer.pump.spawn(self._drain())
-        if credit > 0:
-            self.wake()
+        self.wake()
 
     def accepted(self, records: Sequence[Received]) -> None:
         """Finish records that the peer has accepted."""
@@ -307,24 +305,22 @@ class OutgoingLink:
 
     def disposition(self, record: Received, state: State | None) -> None:
         """Handle a record's other outcomes, and any outcome that a transaction has applied."""
-        counts = self._egress.counts
+        if state == STATE_ACCEPTED:
+            self.accepted((record,))
+            return
         was_full = self._is_full
         self.unsettled -= 1
         if self._holding is not None:
             self._count()
-        membership = self._membership
-        code = outcomes.RELEASED if state is None else state.code
-        if code == outcomes.REJECTED:
-            counts.rejected_by_peer += 1
-        elif code != outcomes.ACCEPTED:
-            counts.returned_by_peer += 1
-        if membership is not None:
-            if code == outcomes.ACCEPTED:
-                membership.done(record)
-            elif state is None or code == outcomes.RELEASED:
-                membership.requeue(record, failed=False)
+        if state is not None and state.code == outcomes.REJECTED:
+            self._egress.counts.rejected_by_peer += 1
+        else:
+            self._egress.counts.returned_by_peer += 1
+        if self._membership is not None:
+            if state is None or state.code == outcomes.RELEASED:
+                self._membership.requeue(record, failed=False)
             else:
-                self._refused(membership, record, state)
+                self._refused(self._membership, record, state)
         if self._reader_waits or was_full:
             self.wake()
 
@@ -349,7 +345,7 @@ class OutgoingLink:
         After the first attempt it is offered again immediately and before others, to keep the transaction's order.
         """
         membership = self._membership
-        again = self._dead_letters.max_attempts > 1
+        again = self._egress.dead_letters.max_attempts > 1
         if self._ended:
             self.unsettled -= 1  # the group gets it back together with the link's other records
         elif again and isinstance(membership, Membership) and not membership.attempts(record):
@@ -378,7 +374,7 @@ class OutgoingLink:
                 membership.decline(record, failed=failed, keep=True)
                 return
             cause = Cause(group, attempts, CONDITION_UNDELIVERABLE, "there is no other receiver")
-        elif failed and membership.failures(record) + 1 >= self._dead_letters.max_attempts:
+        elif failed and membership.failures(record) + 1 >= self._egress.dead_letters.max_attempts:
             cause = Cause(group, attempts, CONDITION_ATTEMPTS, "the last receiver answered modified(delivery-failed)")
             if not self._dead_letter(record, cause):
                 membership.requeue(record)
@@ -391,7 +387,7 @@ class OutgoingLink:
 
     def _dead_letter(self, record: Received, cause: Cause) -> bool:
         """Store a dead letter; return False when there is no topic for it."""
-        store = self._dead_letters.store
+        store = self._egress.dead_letters.store
         if self._source.group is None or not store(record, cause, self._dead_letter_answered, self._names):
             return False
         self._dead_letters_pending += 1
@@ -450,7 +446,7 @@ class OutgoingLink:
             egress.live_reader.forget(self)
             return
         group = source.group or ""  # a dynamic node has none
-        egress.subscriptions.release(group, self)
+        egress.subscriptions.release(group, self.steal)
         ends = source.subscription and (unsubscribe or source.volatile)
         departure = self._peer.pump.spawn(self._depart(group, ends=ends, failed=failed))
         if ends:
@@ -479,10 +475,9 @@ class OutgoingLink:
         loop = asyncio.get_running_loop()
         reader = self._membership if self._membership is not None else self._egress.live_reader
         try:
-            try:
+            ends: Mapping[TopicPartition, int] = {}
+            with contextlib.suppress(Refused):
                 ends = await reader.ends(self.topic)
-            except Refused:
-                ends = {}
             if self._partition is not None:
                 ends = {place: end for place, end in ends.items() if place.partition == self._partition}
             left, until = -1, 0.0

@@ -32,12 +32,6 @@ class _Message(NamedTuple):
     transaction: OpenTransaction | None
 
 
-class _Fault(NamedTuple):
-    outcome: Outcome
-    reason: str
-    condition: str | None = None
-
-
 class RelayLink(IncomingLink):
     """One anonymous relay link.
 
@@ -52,16 +46,15 @@ class RelayLink(IncomingLink):
         self._known: dict[str, tuple[TopicInfo, Mapper]] = {}
         self._waiting: dict[str, list[_Message]] = {}  # by topic
 
-    def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
-        """Submit received messages, each to its own address."""
+    def _take(
+        self, deliveries: Sequence[Any], messages: Sequence[bytes], now_ms: int, transaction: OpenTransaction | None
+    ) -> None:
+        """Submit messages, each to its own address; see `IncomingLink._take`."""
         for delivery, data in zip(deliveries, messages, strict=True):
-            self._route(delivery, data, now_ms, None)
-
-    def _post(self, transaction: OpenTransaction, delivery: Any, data: bytes, now_ms: int) -> None:
-        self._route(delivery, data, now_ms, transaction)
+            self._route(delivery, data, now_ms, transaction)
 
     def _route(self, delivery: Any, data: bytes, now_ms: int, transaction: OpenTransaction | None) -> None:
-        """Store a message, or queue it until its topic is known; with a transaction, its arrival is already counted."""
+        """Store a message, or queue it until its topic is known."""
         try:
             to = recipient(data)
             if not to:
@@ -69,11 +62,11 @@ class RelayLink(IncomingLink):
             address = self._peer.target(to)
         except AddressError as error:
             condition, description = error.error.condition, error.error.description
-            fault = _Fault(_OUTCOMES.get(condition, Outcome.UNFIT), description, condition)
-            self._fail(transaction, delivery, data, fault)
+            outcome = _OUTCOMES.get(condition, Outcome.UNFIT)
+            self.refuse(delivery, outcome, description, condition, transaction=transaction)
             return
         except Unmappable as unmappable:
-            self._fail(transaction, delivery, data, _Fault(unmappable.outcome, unmappable.reason))
+            self.refuse(delivery, unmappable.outcome, unmappable.reason, transaction=transaction)
             return
         message = _Message(to, address, delivery, data, transaction)
         waiting = self._waiting.get(address.topic)
@@ -81,9 +74,7 @@ class RelayLink(IncomingLink):
         if waiting is None and info is not None:
             self._store(message, info, now_ms)
             return
-        if transaction is None:
-            self.window.arrive(len(data))
-        else:
+        if transaction is not None:
             transaction.hold()
         if waiting is None:
             waiting = self._waiting[address.topic] = []
@@ -100,19 +91,10 @@ class RelayLink(IncomingLink):
             self._known[to] = (info, mapper)
         self.mapper = mapper
         if address.partition is not None and address.partition >= info.partitions:
-            fault = _Fault(Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
-            self._fail(transaction, delivery, data, fault)
-        elif transaction is not None:
-            super()._post(transaction, delivery, data, now_ms)
+            reason = f"{address.topic} has {info.partitions} partitions"
+            self.refuse(delivery, Outcome.UNKNOWN_TOPIC, reason, transaction=transaction)
         else:
-            super().receive((delivery,), (data,), len(data), now_ms)
-
-    def _fail(self, transaction: OpenTransaction | None, delivery: Any, data: bytes, fault: _Fault) -> None:
-        if transaction is not None:
-            transaction.refuse(self, delivery, *fault)
-        else:
-            self.window.arrive(len(data))
-            self.refuse(delivery, *fault)
+            super()._take((delivery,), (data,), now_ms, transaction)
 
     async def _look_up(self, topic: str) -> None:
         """Look up a topic, then store or refuse the messages that wait for it."""
@@ -124,11 +106,8 @@ class RelayLink(IncomingLink):
             refused = error
         now_ms = peer.now_ms()
         for message in self._waiting.pop(topic):
-            if message.transaction is None:
-                self.window.settle()  # `_store` and `_fail` count its arrival again
             if refused is not None:
-                fault = _Fault(refused.outcome, refused.reason)
-                self._fail(message.transaction, message.delivery, message.data, fault)
+                self.refuse(message.delivery, refused.outcome, refused.reason, transaction=message.transaction)
             else:
                 self._store(message, info, now_ms)
             if message.transaction is not None:

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
-
-
-class Holder(Protocol):
-    """A link that holds an exclusive subscription."""
-
-    def steal(self) -> None:
-        """Detach this link: another one has attached to the subscription (part 2.6.1)."""
+from collections.abc import Callable
 
 
 class Subscriptions:
     """The subscriptions, by the name of their consumer group."""
 
     def __init__(self) -> None:
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[str, Callable[[], None]] = {}  # their methods that detach them
         self._deleting: dict[str, set[asyncio.Task[None]]] = {}
 
-    def claim(self, group: str, link: Holder) -> None:
-        """Make `link` the holder of an exclusive subscription, and detach the former holder."""
+    def claim(self, group: str, steal: Callable[[], None]) -> None:
+        """Make a link the holder of an exclusive subscription, and detach the former holder by its `steal`."""
         former = self._holders.get(group)
         if former is not None:
-            former.steal()
-        self._holders[group] = link
+            former()
+        self._holders[group] = steal
 
-    def release(self, group: str, link: Holder) -> None:
-        """Release the subscription if `link` holds it."""
-        if self._holders.get(group) is link:
+    def release(self, group: str, steal: Callable[[], None]) -> None:
+        """Release the subscription if the link with this `steal` holds it."""
+        if self._holders.get(group) == steal:
             del self._holders[group]
 
     def deleting(self, group: str, departure: asyncio.Task[None]) -> None:

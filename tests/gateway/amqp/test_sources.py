@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.amqp.sources import Source, resumed, source_of
+from gateway.amqp.sources import AddressTypes, Source, resumed, source_of
 from gateway.kafka.read.start_positions import AtOffset, Place
 from mapping.amqp.addresses import AddressError
 from protocols.amqp.links import Filter, Link, Session, Terminus, TerminusKind
@@ -12,6 +12,7 @@ from protocols.amqp.outcomes import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED
 
 CONTAINER = "plant"
 NOW = 1_700_000_000_000
+PLAIN = AddressTypes(())  # no address is a queue by configuration
 SUBSCRIPTION = Source("t", "plant:alarms", at_end=True, subscription=True, exclusive=True)
 
 
@@ -60,7 +61,7 @@ def link(name: str = "alarms", address: str | None = "t", **source: object) -> L
     ],
 )
 def test_sources(asked: Link, expected: Source) -> None:
-    assert source_of(asked, CONTAINER, NOW) == expected
+    assert source_of(asked, CONTAINER, NOW, PLAIN) == expected
 
 
 FIRST = Filter("offset", "rabbitmq:stream-offset-spec", "first", (b"", b""))
@@ -87,14 +88,14 @@ OTHER = Filter("other", "unknown", 3, (b"", b""))
     ],
 )
 def test_positions_and_partitions(asked: Link, expected: Source) -> None:
-    assert source_of(asked, CONTAINER, NOW) == expected
+    assert source_of(asked, CONTAINER, NOW, PLAIN) == expected
 
 
 def test_selectors_go_with_every_source() -> None:
     selector = Filter("jms-selector", 0x0000468C00000004, "a = 1", (b"", b""))
     for asked in (link(), link(address="t/group.id/g"), link(durable=2), link(filters=(FIRST,))):
         filters = (*asked.source.filters, selector)
-        found = source_of(link(filters=filters, address=asked.source.address), CONTAINER, NOW)
+        found = source_of(link(filters=filters, address=asked.source.address), CONTAINER, NOW, PLAIN)
         assert found.condition is not None
         assert found.filters == filters
 
@@ -114,7 +115,7 @@ def test_selectors_go_with_every_source() -> None:
 )
 def test_what_cannot_be_combined(asked: Link, condition: str) -> None:
     with pytest.raises(AddressError) as caught:
-        source_of(asked, CONTAINER, NOW)
+        source_of(asked, CONTAINER, NOW, PLAIN)
     assert caught.value.error.condition == condition
 
 
@@ -139,4 +140,4 @@ def test_an_attach_with_only_a_link_name(name: str, group: str) -> None:
 )
 def test_missing_names_are_refused(asked: Link, container: str) -> None:
     with pytest.raises(AddressError):
-        source_of(asked, container, NOW)
+        source_of(asked, container, NOW, PLAIN)

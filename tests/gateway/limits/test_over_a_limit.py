@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import structlog
 from proton import ConnectionException, Delivery
 from proton.utils import BlockingConnection
 from pwdlib.hashers.argon2 import Argon2Hasher
@@ -64,6 +65,10 @@ class Gateway:
     def address(self, protocol: str) -> tuple[str, int]:
         host, _, port = self._servers[protocol].bound.rpartition(":")
         return host, int(port)
+
+    def open(self, protocol: str) -> int:
+        """The number of open connections."""
+        return int(self._servers[protocol].statistics().open_connections)
 
     @property
     def statistics(self) -> Any:
@@ -260,6 +265,30 @@ async def test_amqp_does_not_connect_faster_to_a_listener(gateway: Gateway) -> N
         gateway.amqp(named("few", "amqp")).close()
 
     await asyncio.to_thread(work)
+
+
+async def test_the_log_tells_of_a_refused_amqp_connection_at_debug_only(gateway: Gateway) -> None:
+    """A flood of refused connections would fill the log; none of them is told as opened or closed."""
+    user, limits = named("rare", "amqp"), gateway.statistics
+
+    def work() -> None:
+        gateway.amqp(user).close()
+        with pytest.raises(ConnectionException, match="connects a second of the principal"):
+            gateway.amqp(user)
+
+    async def ended() -> bool:
+        return not gateway.open("amqp")
+
+    with structlog.testing.capture_logs() as lines:
+        await asyncio.to_thread(work)
+        await wait_until(ended)
+    told = {line["event"]: line for line in lines if line.get("protocol") == "amqp"}
+    assert sorted(line["event"] for line in lines if line.get("protocol") == "amqp") == sorted(told)
+    levels = {"connection opened": "info", "connection closed": "info", "connection refused": "debug"}
+    assert {event: line["log_level"] for event, line in told.items()} == levels
+    assert told["connection closed"]["client"] == told["connection opened"]["client"]
+    assert told["connection refused"]["peer"].startswith("127.0.0.1:")
+    assert gateway.statistics.refused_connections_total["connects"] == limits.refused_connections_total["connects"] + 1
 
 
 @pytest.mark.parametrize("kind", ["few", "rare"])

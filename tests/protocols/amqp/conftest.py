@@ -67,6 +67,11 @@ class Server:
             self.on_event(event)
 
     @property
+    def is_empty_of_links(self) -> bool:
+        """Whether the engine has no link left, not even a detached one with deliveries in use."""
+        return not self.engine._links and not self.engine._sent
+
+    @property
     def received(self) -> list[Transfer]:
         """The received messages, in runs of any length."""
         return [

@@ -14,7 +14,6 @@ from protocols.amqp.events import (
     SaslInitReceived,
     SaslResponseReceived,
     SessionEnded,
-    SessionOpened,
     TransfersReceived,
 )
 from protocols.amqp.outcomes import CONNECTION_FORCED, ILLEGAL_STATE, Error
@@ -122,7 +121,7 @@ def test_the_handler_decides_the_sasl_outcome(make_server: Any, frames: Any) -> 
     assert OUTCOME_OK not in offer
     # Bytes that arrive before the SASL outcome are read only after it.
     events = server.connection.sasl_outcome(SaslCode.OK)
-    assert [type(event) for event in events] == [ConnectionOpened, SessionOpened]
+    assert [type(event) for event in events] == [ConnectionOpened]
     assert events[0].with_sasl
     answer = server.connection.data_to_send()
     assert OUTCOME_OK in answer
@@ -310,7 +309,8 @@ def test_sessions_end(make_server: Any, make_peer: Any) -> None:
     (ended,) = server.of(SessionEnded)
     assert [link.name for link in ended.links] == ["s"]
     assert not server.links["s"].attached
-    assert server.engine.is_empty
+    assert server.is_empty_of_links
+    assert not server.engine._sessions
 
 
 def test_a_container_id_that_is_no_text(make_server: Any, frames: Any) -> None:

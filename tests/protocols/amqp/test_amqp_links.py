@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from proton import Data, Delivery, Described, int32, symbol, ulong
 
-from protocols.amqp import outcomes
+from protocols.amqp import deliveries, engine, outcomes
 from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import (
     CreditChanged,
@@ -26,6 +26,7 @@ from protocols.amqp.outcomes import Error
 from protocols.connection import ConnectionFailed
 from tests.support.steps import steps
 
+IN_RUNS = engine.take_usual is not deliveries.take_usual  # without C each is an event of its own
 DATA = b"\x00\x53\x75\xa0\x03abc"
 
 
@@ -227,7 +228,7 @@ def test_refusal_is_a_null_terminus_and_a_detach(make_server: Any, make_peer: An
     assert terminus.type == terminus.UNSPECIFIED
     link.close()
     peer.run()
-    assert server.engine.is_empty_of_links
+    assert server.is_empty_of_links
 
 
 def test_a_refusal_ahead_of_our_open(make_server: Any, frames: Any) -> None:
@@ -418,7 +419,8 @@ def test_what_is_accepted_in_a_row_is_one_event_for_each_link(make_server: Any, 
         for event in server.events
         if isinstance(event, DeliveriesAccepted | DispositionReceived)
     ]
-    assert told == [("r", [0, 1, 2]), ("s", [3]), ("r", [4]), ("r", 5), ("s", [6]), ("r", [7])]
+    first_run = [("r", [0, 1, 2])] if IN_RUNS else [("r", [0]), ("r", [1]), ("r", [2])]
+    assert told == [*first_run, ("s", [3]), ("r", [4]), ("r", 5), ("s", [6]), ("r", [7])]
     assert [link.held for link in server.links.values()] == [0, 0]
     assert not server.engine._sent
 
@@ -432,7 +434,7 @@ def test_a_range_of_deliveries_is_accepted_by_one_disposition(make_server: Any, 
         accepted = (frames.TRUE, frames.uint(first), frames.uint(last), frames.TRUE, b"\x00\x53\x24\x45")
         server.feed(frames.frame(frames.performative(0x15, *accepted)))
     runs = [event.deliveries for event in server.of(DeliveriesAccepted)]
-    assert runs[0] == [1, 2, 3]
+    assert runs[0] == ([1, 2, 3] if IN_RUNS else [1])
     assert [number for run in runs for number in run] == [1, 2, 3, 0, 4, 5]
 
 
@@ -489,12 +491,12 @@ def test_detach_with_deliveries_held(make_server: Any, make_peer: Any) -> None:
     sender.close()
     peer.run()
     assert [type(event) for event in server.events[-1:]] == [LinkDetached]
-    assert not server.engine.is_empty_of_links  # the handles are still in use
+    assert not server.is_empty_of_links  # the handles are still in use
     for event in received[:2]:
         server.engine.accept_deliveries(event.link, (event.delivery,))
     server.engine.settle_delivery(received[2].link, received[2].delivery, outcomes.STATE_FAILED)
     peer.run()
-    assert server.engine.is_empty_of_links
+    assert server.is_empty_of_links
 
 
 def test_many_links_leave_nothing_behind(make_server: Any, make_peer: Any) -> None:
@@ -515,11 +517,12 @@ def test_many_links_leave_nothing_behind(make_server: Any, make_peer: Any) -> No
         sender.close()
         peer.run()
         sender.free()
-    assert server.engine.is_empty_of_links
+    assert server.is_empty_of_links
     assert len(server.of(LinkDetached)) == 50
     session.close()
     peer.run()
-    assert server.engine.is_empty
+    assert server.is_empty_of_links
+    assert not server.engine._sessions
     assert len(server.of(SessionEnded)) == 1
 
 
@@ -649,7 +652,7 @@ def test_links_that_are_detached_one_by_one_cost_the_same_each(make_server, make
 
         taken = steps(feed)
         assert len(server.of(LinkDetached)) == count
-        assert server.engine.is_empty_of_links
+        assert server.is_empty_of_links
         return taken
 
     assert detach(200) < 2.5 * detach(100)

@@ -89,7 +89,7 @@ class Played(Server):
                 case DeliveriesAccepted(link=link):
                     self.told += [(link.name, token) for token in event.deliveries]
                 case DispositionReceived(link=link):
-                    self.told.append((link.name, event.delivery, event.state, event.settled))
+                    self.told.append((link.name, event.delivery, event.state))
                 case CreditChanged(link=link):
                     self.told.append((link.name, event.credit, event.drain))
                 case LinkDetached(link=link):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from proton import Delivery, Message
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection
 
 from gateway.amqp.listener import AmqpServer
 from gateway.config import AccessRule, SecurityConfig
+from gateway.security.access_rules import ListedRules
 from protocols.amqp import outcomes
 from tests.support.amqp import as_client, data
 from tests.support.topics import read_all
@@ -84,6 +86,35 @@ async def test_rights_are_checked_for_each_message(start_listener: Any, new_topi
         (outcomes.REJECTED, outcomes.UNAUTHORIZED_ACCESS),
         (outcomes.ACCEPTED, None),
     ]
+
+
+@pytest.mark.parametrize("last_is_revoked", [False, True])
+async def test_after_a_change_of_rights_they_are_still_checked_for_each_message(
+    start_listener: Any, new_topic: Any, last_is_revoked: bool
+) -> None:
+    """Whatever the last message's topic was: its rights are not those of the link."""
+    last, denied, new = await new_topic(), await new_topic(), await new_topic()
+    listener = await start_listener(security=SecurityConfig(access=(AccessRule(action="publish", topic=last),)))
+    loop = asyncio.get_running_loop()
+
+    async def change() -> None:
+        """What `AccessList.use` does for new rules."""
+        (connection,) = listener.departing()
+        names = (new,) if last_is_revoked else (last, new)
+        rules = ListedRules([AccessRule(action="publish", topic=name) for name in names])
+        assert connection.grant.renew(rules.rules_for(connection.grant.identity, None, ""))
+        connection.rights_changed()
+
+    def send(connection: BlockingConnection) -> list[tuple[int, str | None]]:
+        link = connection.create_sender(None).link
+        before = outcome(connection, link, data(b"x", address=last))
+        asyncio.run_coroutine_threadsafe(change(), loop).result(TIMEOUT)
+        return [before, *(outcome(connection, link, data(b"x", address=topic)) for topic in (last, denied, new))]
+
+    refused = (outcomes.REJECTED, outcomes.UNAUTHORIZED_ACCESS)
+    accepted = (outcomes.ACCEPTED, None)
+    expected = [accepted, refused if last_is_revoked else accepted, refused, accepted]
+    assert await as_client(listener, send) == expected
 
 
 async def test_messages_that_wait_for_a_topic_outlive_the_connection(
