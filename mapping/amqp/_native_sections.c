@@ -299,8 +299,8 @@ take_properties(Message *message, const Section *section)
             }
             text = decimal(number);
             break;
-        default: /* a string; a short symbol is accepted as one, as in the reference */
-            if (!(is_string(value.code) || value.code == 0xA3) || !is_utf8(value.at, value.size)) {
+        default: /* a string; a symbol is accepted as one, as in the reference */
+            if (!(is_string(value.code) || is_symbol(value.code)) || !is_sound(&value)) {
                 return LEFT;
             }
             if (index == TO && value.size == (size_t)PyBytes_GET_SIZE(to->address)
@@ -342,7 +342,7 @@ name_of(const Simple *raw)
         return NULL;
     }
     PyObject *fresh = bytes_of(raw->at, raw->size);
-    PyObject *name = fresh ? PyObject_CallOneArg(py.header_name, fresh) : NULL;
+    PyObject *name = fresh ? PyObject_CallFunction(py.header_name, "s#", raw->at, (Py_ssize_t)raw->size) : NULL;
     if (!name) {
         Py_XDECREF(fresh);
         return NULL;

@@ -41,7 +41,7 @@ from mapping.record import (
     Received,
 )
 from protocols.amqp import primitives
-from protocols.amqp.primitives import DecodeError, compound, decode, decode_items, skip
+from protocols.amqp.primitives import DecodeError, compound, decode, skip
 from protocols.amqp.sections import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -61,14 +61,10 @@ KEY: Final = primitives.symbol("x-opt-bridge.key")
 _AFTER_PARTITION: Final = primitives.symbol("x-opt-bridge.offset") + b"\x81"
 AFTER_OFFSET: Final = primitives.symbol("x-opt-sequence-number") + b"\x81"
 AFTER_SEQUENCE: Final = primitives.symbol("x-opt-enqueued-time") + b"\x83"
-_SHORT_DATA: Final = tuple(b"\x00\x53\x75\xa0" + bytes((size,)) for size in range(256))
-"""The bytes of a Data section before its content, by the size of the content."""
 DEAD_LETTER_ANNOTATION: Final = "x-opt-dead-letter-"
 EVENT_HUBS_OFFSET: Final = primitives.symbol("x-opt-offset") + b"\xa1"
-_PLACE: Final = Struct(f">q{len(AFTER_OFFSET)}sq{len(AFTER_SEQUENCE)}sq{len(EVENT_HUBS_OFFSET)}sB")
-_pack_place: Final = _PLACE.pack
 ANNOTATIONS: Final = b"\x00\x53\x72\xd1"
-_ANNOTATIONS_HEAD: Final = Struct(">4sII")
+_signed: Final = Struct(">q").pack
 _CACHED_BYTES: Final = 100  # annotations up to this size are cached
 _SPECIAL: Final = frozenset({AMQP_SECTIONS, AMQP_BODY, EXPIRY, DEAD_LETTER_TOPIC})
 _COORDINATES: Final = 7
@@ -125,28 +121,25 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
         header = PLAIN_HEADER if ttl is None and not delivery_count else _new_header(record, ttl, delivery_count)
         bare = _from_headers(headers) if headers else b""
         own, own_count, footer, exact = b"", 0, b"", None
-    if value is not None and form is None and len(value) < 256:
-        body = _SHORT_DATA[len(value)] + value
-    else:
-        body = amqp_body.from_value(value, form, exact)
     tombstone = value is None and form != b"v:null"
     origin = _origin(headers) if dead else ()
-    offset, key = record.offset, record.key
-    number = b"%d" % offset
+    offset = _signed(record.offset)
+    number = b"%d" % record.offset
     items = b"".join(
         (
             own,
-            partition_head(record.topic, record.partition),
-            _pack_place(offset, AFTER_OFFSET, offset, AFTER_SEQUENCE, record.timestamp, EVENT_HUBS_OFFSET, len(number)),
-            number,
-            KEY + (primitives.NULL if key is None else text_or_binary(key)),
+            partition_head(record.topic, record.partition) + offset,
+            AFTER_OFFSET + offset,
+            AFTER_SEQUENCE + _signed(record.timestamp),
+            EVENT_HUBS_OFFSET + bytes((len(number),)) + number,
+            KEY + (primitives.NULL if record.key is None else text_or_binary(record.key)),
             TOMBSTONE if tombstone else b"",
             *origin,
         )
     )
     count = own_count + 2 * (_COORDINATES + tombstone) + len(origin)
-    annotations = _ANNOTATIONS_HEAD.pack(ANNOTATIONS, len(items) + 4, count)
-    return b"".join((header, annotations, items, bare, body, footer))
+    annotations = ANNOTATIONS + (len(items) + 4).to_bytes(4, "big") + count.to_bytes(4, "big") + items
+    return b"".join((header, annotations, bare, amqp_body.from_value(value, form, exact), footer))
 
 
 def from_records(records: Sequence[Received], now_ms: int, delivery_count: int, most_bytes: int) -> list[bytes | None]:
@@ -234,13 +227,14 @@ def _parse_stored(data: bytes) -> _StoredSections | None:
 def _header_items(section: bytes) -> tuple[bytes, ...]:
     """Return the encoded items of a header section. Raises DecodeError."""
     _, _, at, end = scan(section)[0]
-    decode_items(section, at, end)
-    count, place, end = compound(section, at, end)
+    count, place, _ = compound(section, at, end)
     items: list[bytes] = []
     for _ in range(count):
-        after = skip(section, place, end)
-        items.append(section[place:after])
-        place = after
+        start = place
+        _, place = decode(section, place, end)
+        items.append(section[start:place])
+    if place != end:
+        raise DecodeError("a header that is longer or shorter than its list")
     return tuple(items)
 
 
