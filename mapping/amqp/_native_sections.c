@@ -299,8 +299,8 @@ take_properties(Message *message, const Section *section)
             }
             text = decimal(number);
             break;
-        default: /* a string; a symbol is accepted as one, as in the reference */
-            if (!(is_string(value.code) || is_symbol(value.code)) || !is_sound(&value)) {
+        default: /* a string; a short symbol is accepted as one, as in the reference */
+            if (!(is_string(value.code) || value.code == 0xA3) || !is_utf8(value.at, value.size)) {
                 return LEFT;
             }
             if (index == TO && value.size == (size_t)PyBytes_GET_SIZE(to->address)

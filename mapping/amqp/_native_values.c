@@ -297,7 +297,7 @@ id_text(const Simple *value)
         return PyBytes_FromStringAndSize(text, write_hex(text + 12, value->at, value->size) - text);
     }
     case 0xA1: case 0xA3: case 0xB1: {
-        if (!is_sound(value)) {
+        if (!is_utf8(value->at, value->size)) {
             return NULL;
         }
         if (value->size < 5 || memcmp(value->at, "AMQP_", 5)) {

@@ -29,7 +29,7 @@ from mapping.record import (
     Header,
     Headers,
 )
-from protocols.amqp.primitives import MAP_CODES, DecodeError, Pairs, Timestamp, compound, decode
+from protocols.amqp.primitives import MAP_CODES, TYPES, DecodeError, Pairs, Timestamp, Types, compound, decode
 
 DEFAULT_PRIORITY: Final = 4  # part 3.2.1, and JMS 3.4.10
 KEY_ANNOTATIONS: Final = ("x-opt-bridge.key", "x-opt-partition-key")
@@ -119,6 +119,8 @@ _PROPERTIES: Final = (
     GROUP_ID, GROUP_SEQUENCE, REPLY_TO_GROUP_ID,
 )  # fmt: skip
 """The record headers of the properties, in their order (part 3.2.4)."""
+_PROPERTY_TYPES: Final[Types] = {**TYPES, 0xA3: bytes.decode}
+"""A short symbol is a string here: clients send symbols for strings, and texts in UTF-8 as symbols."""
 
 
 def properties(
@@ -139,7 +141,7 @@ def properties(
     times: dict[str, int] = {}
     for name in _PROPERTIES[:count]:
         start = place
-        value, place = decode(data, start, end)
+        value, place = decode(data, start, end, types=_PROPERTY_TYPES)
         if value is None:
             continue
         if name in (EXPIRY, CREATION_TIME):

@@ -34,7 +34,7 @@ UNREADABLE_TYPE: Final = "*"
 
 def id_text(value: Any, code: int) -> bytes:
     """Return a message or correlation id, which was decoded from constructor `code`, as text. Raises DecodeError."""
-    if isinstance(value, str):
+    if type(value) is str:
         raw = value.encode()
         return STRING_ID + raw if raw.startswith(ID_PREFIX) else raw
     if type(value) is bytes:
