@@ -104,11 +104,10 @@ def property_text(data: bytes, at: int, end: int) -> tuple[str, bytes | None, in
     A value without a readable text (part 3.2.5 allows simple types only, but peers send others) has the letter
     `UNREADABLE_TYPE`; it is stored only in the sections header. Raises DecodeError.
     """
-    after = skip(data, at, end)
-    letter = _LETTERS.get(data[at])
+    letter = _LETTERS.get(data[at]) if at < end else None
     if letter is None:
-        return UNREADABLE_TYPE, None, after
-    value, _ = decode(data, at, after)
+        return UNREADABLE_TYPE, None, skip(data, at, end)
+    value, after = decode(data, at, end)
     if isinstance(value, Raw):
         return UNREADABLE_TYPE, None, after
     if value is None or isinstance(value, bytes):
