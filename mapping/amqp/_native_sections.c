@@ -342,7 +342,7 @@ name_of(const Simple *raw)
         return NULL;
     }
     PyObject *fresh = bytes_of(raw->at, raw->size);
-    PyObject *name = fresh ? PyObject_CallOneArg(py.header_name, fresh) : NULL;
+    PyObject *name = fresh ? PyObject_CallFunction(py.header_name, "s#", raw->at, (Py_ssize_t)raw->size) : NULL;
     if (!name) {
         Py_XDECREF(fresh);
         return NULL;

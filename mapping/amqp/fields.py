@@ -7,16 +7,7 @@ from typing import Final
 import msgspec
 
 from mapping.amqp.outgoing import COORDINATE_NAMES
-from mapping.amqp.values import (
-    ID_PREFIX,
-    STRING_ID,
-    STRING_TYPE,
-    UNREADABLE_TYPE,
-    checked_text,
-    header_name,
-    id_text,
-    property_text,
-)
+from mapping.amqp.values import STRING_TYPE, UNREADABLE_TYPE, header_name, id_text, property_text
 from mapping.outcomes import Outcome
 from mapping.record import (
     AMQP_DURABLE,
@@ -38,7 +29,7 @@ from mapping.record import (
     Header,
     Headers,
 )
-from protocols.amqp.primitives import DecodeError, Pairs, decode, decode_items
+from protocols.amqp.primitives import MAP_CODES, TYPES, DecodeError, Pairs, Timestamp, Types, compound, decode
 
 DEFAULT_PRIORITY: Final = 4  # part 3.2.1, and JMS 3.4.10
 KEY_ANNOTATIONS: Final = ("x-opt-bridge.key", "x-opt-partition-key")
@@ -72,8 +63,10 @@ class Destination(msgspec.Struct, frozen=True):
 
 def header_fields(value: bytes) -> tuple[Headers, int | None]:
     """Decode a header section's list to (record headers, ttl in ms). Raises DecodeError."""
-    items = [*decode_items(value, 0, len(value)), None, None, None]
-    durable, priority, ttl = items[:3]
+    found, _ = decode(value, 0, len(value))
+    if type(found) is not list:
+        raise DecodeError("a header that is no list")
+    durable, priority, ttl = [*found, None, None, None][:3]
     if priority is None:
         priority = DEFAULT_PRIORITY
     if not isinstance(durable, bool | None) or type(priority) is not int or not isinstance(ttl, int | None):
@@ -121,14 +114,13 @@ def annotation_fields(value: bytes) -> tuple[bytes | None, int | None, bool]:
     return key, partition, more
 
 
-# The properties in order (part 3.2.4): the record header of each, and its type.
-_TEXT, _TO, _GROUP, _ID, _USER_ID, _SEQUENCE, _ABSOLUTE_EXPIRY, _CREATION = range(8)
-_FIELDS: Final = (
-    (MESSAGE_ID, _ID), (USER_ID, _USER_ID), (TO, _TO), (SUBJECT, _TEXT), (REPLY_TO, _TEXT), (CORRELATION_ID, _ID),
-    (CONTENT_TYPE, _TEXT), (CONTENT_ENCODING, _TEXT), (EXPIRY, _ABSOLUTE_EXPIRY), (CREATION_TIME, _CREATION),
-    (GROUP_ID, _GROUP), (GROUP_SEQUENCE, _SEQUENCE), (REPLY_TO_GROUP_ID, _TEXT),
+_PROPERTIES: Final = (
+    MESSAGE_ID, USER_ID, TO, SUBJECT, REPLY_TO, CORRELATION_ID, CONTENT_TYPE, CONTENT_ENCODING, EXPIRY, CREATION_TIME,
+    GROUP_ID, GROUP_SEQUENCE, REPLY_TO_GROUP_ID,
 )  # fmt: skip
-_FIRST_FIELDS: Final = tuple(_FIELDS[:count] for count in range(len(_FIELDS) + 1))
+"""The record headers of the properties, in their order (part 3.2.4)."""
+_PROPERTY_TYPES: Final[Types] = {**TYPES, 0xA3: bytes.decode}
+"""A short symbol is a string here: clients send symbols for strings, and texts in UTF-8 as symbols."""
 
 
 def properties(
@@ -142,74 +134,45 @@ def properties(
         DecodeError: the list does not match part 3.2.4.
         Unmappable: DENIED, the user-id is not the authenticated one.
     """
-    count, place = _items(data, at, end)
-    if count >= len(_FIRST_FIELDS) or data[at] not in (0xC0, 0xD0, 0x45):
+    count, place, _ = compound(data, at, end)
+    if count > len(_PROPERTIES) or data[at] in MAP_CODES:
         raise DecodeError("properties that are no list, or too many")
     group: bytes | None = None
-    absolute: int | None = None
-    created: int | None = None
-    text: bytes | None
-    append = headers.append
-    try:
-        for name, kind in _FIRST_FIELDS[count]:
-            code = data[place]
-            if code == 0x40:
-                place += 1
-            elif kind <= _ID:
-                if code in (0xA1, 0xA3):
-                    start = place + 2
-                    place = start + data[place + 1]
-                    text = checked_text(data[start:place])
-                    if kind == _ID and text.startswith(ID_PREFIX):
-                        text = STRING_ID + text
-                elif kind == _ID:
-                    text, place = id_text(data, place, end)
-                elif code in (0xB1, 0xB3):
-                    value, place = decode(data, place, end)
-                    text = value.encode()
-                else:
-                    raise DecodeError(f"property {name} of type 0x{code:02x}")
-                if kind == _GROUP:
-                    group = text
-                if kind != _TO or text != destination.address_bytes:
-                    append((name, text))
-            elif kind >= _ABSOLUTE_EXPIRY:
-                if code != 0x83 or place + 9 > end:
-                    raise DecodeError("a time that is no timestamp")
-                time = int.from_bytes(data[place + 1 : place + 9], "big", signed=True)
-                place += 9
-                if kind == _CREATION:
-                    created = time
-                else:
-                    absolute = time
-            else:
-                value, place = decode(data, place, end)
-                if kind == _USER_ID:
-                    if type(value) is not bytes:
-                        raise DecodeError("a user-id that is not binary")
-                    if value != destination.user.encode():
-                        raise Unmappable(Outcome.DENIED, "the message's user-id is not the authenticated one")
-                    append((name, value))
-                else:
-                    if type(value) is not int:
-                        raise DecodeError("a group-sequence that is no integer")
-                    append((name, b"%d" % value))
-    except IndexError:
-        raise DecodeError("properties end too early") from None
+    times: dict[str, int] = {}
+    for name in _PROPERTIES[:count]:
+        start = place
+        value, place = decode(data, start, end, types=_PROPERTY_TYPES)
+        if value is None:
+            continue
+        if name in (EXPIRY, CREATION_TIME):
+            if type(value) is not Timestamp:
+                raise DecodeError("a time that is no timestamp")
+            times[name] = int(value)
+            continue
+        if name in (MESSAGE_ID, CORRELATION_ID):
+            text = id_text(value, data[start])
+        elif name == USER_ID:
+            if type(value) is not bytes:
+                raise DecodeError("a user-id that is not binary")
+            if value != destination.user.encode():
+                raise Unmappable(Outcome.DENIED, "the message's user-id is not the authenticated one")
+            text = value
+        elif name == GROUP_SEQUENCE:
+            if type(value) is not int:
+                raise DecodeError("a group-sequence that is no integer")
+            text = b"%d" % value
+        else:
+            if not isinstance(value, str):
+                raise DecodeError(f"property {name} of type 0x{data[start]:02x}")
+            text = value.encode()
+            if name == TO and text == destination.address_bytes:
+                continue
+            if name == GROUP_ID:
+                group = text
+        headers.append((name, text))
     if place != end:
         raise DecodeError("properties that are longer or shorter than their list")
-    return group, absolute, created
-
-
-def _items(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return (count, offset of the first item) of the list or map at `at` in a section. Raises DecodeError."""
-    if data[at] in (0xC0, 0xC1) and at + 3 <= end:
-        return data[at + 2], at + 3
-    if data[at] in (0xD0, 0xD1) and at + 9 <= end:
-        return int.from_bytes(data[at + 5 : at + 9], "big"), at + 9
-    if data[at] == 0x45:
-        return 0, at + 1
-    raise DecodeError("neither a list nor a map with a count")
+    return group, times.get(EXPIRY), times.get(CREATION_TIME)
 
 
 def application_properties(data: bytes, at: int, end: int, headers: list[Header]) -> None:
@@ -218,36 +181,19 @@ def application_properties(data: bytes, at: int, end: int, headers: list[Header]
     Raises:
         DecodeError: the map does not match part 3.2.5.
     """
-    count, place = _items(data, at, end)
-    if count % 2 or data[at] not in (0xC1, 0xD1):
+    count, place, _ = compound(data, at, end)
+    if count % 2 or data[at] not in MAP_CODES:
         raise DecodeError("application properties that are no map")
     letters = ""
-    try:
-        for _ in range(count // 2):
-            start, place = _string(data, place, end)
-            name = header_name(data[start:place])
-            letter, value, place = property_text(data, place, end)
-            if letter != UNREADABLE_TYPE:
-                headers.append((name, value))
-            letters += letter
-    except IndexError:
-        raise DecodeError("application properties end too early") from None
+    for _ in range(count // 2):
+        name, place = decode(data, place, end)
+        if type(name) is not str:
+            raise DecodeError("a property's name that is no string")
+        letter, text, place = property_text(data, place, end)
+        if letter != UNREADABLE_TYPE:
+            headers.append((header_name(name), text))
+        letters += letter
     if place != end:
         raise DecodeError("application properties that are longer or shorter than their map")
     if letters.strip(STRING_TYPE):
         headers.append((AMQP_TYPES, letters.replace(UNREADABLE_TYPE, "").encode()))
-
-
-def _string(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return (start, end) of the content of the string at `at`."""
-    if data[at] == 0xA1:
-        start = at + 2
-        after = start + data[at + 1]
-    elif data[at] == 0xB1:
-        start = at + 5
-        after = start + int.from_bytes(data[at + 1 : start], "big")
-    else:
-        raise DecodeError("a property's name that is no string")
-    if after > end:
-        raise DecodeError("a property's name ends too early")
-    return start, after

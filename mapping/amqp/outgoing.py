@@ -9,9 +9,9 @@ properties.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -41,7 +41,7 @@ from mapping.record import (
     Received,
 )
 from protocols.amqp import primitives
-from protocols.amqp.primitives import DecodeError, compound, decode, decode_items, skip
+from protocols.amqp.primitives import DecodeError, compound, decode, skip
 from protocols.amqp.sections import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -52,6 +52,7 @@ from protocols.amqp.sections import (
     scan,
 )
 
+_Result = TypeVar("_Result")
 _UINT_LIMIT: Final = 1 << 32
 _LONG_LIMIT: Final = 1 << 63
 TOMBSTONE: Final = primitives.symbol("x-opt-bridge.tombstone") + primitives.TRUE
@@ -61,15 +62,11 @@ KEY: Final = primitives.symbol("x-opt-bridge.key")
 _AFTER_PARTITION: Final = primitives.symbol("x-opt-bridge.offset") + b"\x81"
 AFTER_OFFSET: Final = primitives.symbol("x-opt-sequence-number") + b"\x81"
 AFTER_SEQUENCE: Final = primitives.symbol("x-opt-enqueued-time") + b"\x83"
-_SHORT_DATA: Final = tuple(b"\x00\x53\x75\xa0" + bytes((size,)) for size in range(256))
-"""The bytes of a Data section before its content, by the size of the content."""
 DEAD_LETTER_ANNOTATION: Final = "x-opt-dead-letter-"
 EVENT_HUBS_OFFSET: Final = primitives.symbol("x-opt-offset") + b"\xa1"
-_PLACE: Final = Struct(f">q{len(AFTER_OFFSET)}sq{len(AFTER_SEQUENCE)}sq{len(EVENT_HUBS_OFFSET)}sB")
-_pack_place: Final = _PLACE.pack
 ANNOTATIONS: Final = b"\x00\x53\x72\xd1"
-_ANNOTATIONS_HEAD: Final = Struct(">4sII")
-_CACHED_BYTES: Final = 100  # annotations up to this size are cached
+_signed: Final = Struct(">q").pack
+_CACHED_BYTES: Final = 100  # parts of stored sections up to this size are cached
 _SPECIAL: Final = frozenset({AMQP_SECTIONS, AMQP_BODY, EXPIRY, DEAD_LETTER_TOPIC})
 _COORDINATES: Final = 7
 COORDINATE_NAMES: Final = frozenset(
@@ -85,6 +82,7 @@ class _StoredSections(msgspec.Struct, frozen=True):
     """A parsed sections header."""
 
     header: bytes = b""  # the encoded section
+    header_items: tuple[bytes, ...] = ()  # the encoded items of its list
     annotations: bytes = b""  # the encoded items of the sender's own message annotations
     items: int = 0  # how many items `annotations` has
     bare: bytes = b""  # the encoded sections properties and application properties
@@ -118,35 +116,32 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
         elif name == DEAD_LETTER_TOPIC:
             dead = True
     if stored is not None:
-        header = _rewritten(stored.header, ttl, delivery_count)
+        header = _rewritten(stored, ttl, delivery_count)
         bare, footer, exact = stored.bare, stored.footer, stored.body
         own, own_count = stored.annotations, stored.items
     else:
         header = PLAIN_HEADER if ttl is None and not delivery_count else _new_header(record, ttl, delivery_count)
         bare = _from_headers(headers) if headers else b""
         own, own_count, footer, exact = b"", 0, b"", None
-    if value is not None and form is None and len(value) < 256:
-        body = _SHORT_DATA[len(value)] + value
-    else:
-        body = amqp_body.from_value(value, form, exact)
     tombstone = value is None and form != b"v:null"
     origin = _origin(headers) if dead else ()
-    offset, key = record.offset, record.key
-    number = b"%d" % offset
+    offset = _signed(record.offset)
+    number = b"%d" % record.offset
     items = b"".join(
         (
             own,
-            partition_head(record.topic, record.partition),
-            _pack_place(offset, AFTER_OFFSET, offset, AFTER_SEQUENCE, record.timestamp, EVENT_HUBS_OFFSET, len(number)),
-            number,
-            KEY + (primitives.NULL if key is None else text_or_binary(key)),
+            partition_head(record.topic, record.partition) + offset,
+            AFTER_OFFSET + offset,
+            AFTER_SEQUENCE + _signed(record.timestamp),
+            EVENT_HUBS_OFFSET + bytes((len(number),)) + number,
+            KEY + (primitives.NULL if record.key is None else text_or_binary(record.key)),
             TOMBSTONE if tombstone else b"",
             *origin,
         )
     )
     count = own_count + 2 * (_COORDINATES + tombstone) + len(origin)
-    annotations = _ANNOTATIONS_HEAD.pack(ANNOTATIONS, len(items) + 4, count)
-    return b"".join((header, annotations, items, bare, body, footer))
+    annotations = ANNOTATIONS + (len(items) + 4).to_bytes(4, "big") + count.to_bytes(4, "big") + items
+    return b"".join((header, annotations, bare, amqp_body.from_value(value, form, exact), footer))
 
 
 def from_records(records: Sequence[Received], now_ms: int, delivery_count: int, most_bytes: int) -> list[bytes | None]:
@@ -186,6 +181,13 @@ def few_headers(headers: tuple[Header, ...]) -> bytes | None:
     return None if any(name in _SPECIAL for name, _ in headers) else _from_headers(headers)
 
 
+def _cached(split: Callable[[bytes], _Result]) -> Callable[[bytes], _Result]:
+    """Cache the results for short arguments, which many messages share."""
+    cached = functools.lru_cache(maxsize=1024)(split)
+    return lambda kept: cached(kept) if len(kept) <= _CACHED_BYTES else split(kept)
+
+
+@_cached
 def _without_coordinates(kept: bytes) -> tuple[bytes, int]:
     """Return the encoded items of an annotations' map and their number, without the annotations that we set."""
     count, place, end = compound(kept, 0, len(kept))
@@ -199,24 +201,31 @@ def _without_coordinates(kept: bytes) -> tuple[bytes, int]:
     return b"".join(items), 2 * len(items)
 
 
-@functools.lru_cache(maxsize=1024)
-def _cached_without_coordinates(kept: bytes) -> tuple[bytes, int]:
-    """Like `_without_coordinates`, cached: many messages share the same short map."""
-    return _without_coordinates(kept)
+@_cached
+def _header_items(kept: bytes) -> tuple[bytes, ...]:
+    """Return the encoded items of a header's list. Raises DecodeError."""
+    count, place, end = compound(kept, 0, len(kept))
+    items: list[bytes] = []
+    for _ in range(count):
+        start = place
+        _, place = decode(kept, place, end)
+        items.append(kept[start:place])
+    if place != end:
+        raise DecodeError("a header that is longer or shorter than its list")
+    return tuple(items)
 
 
 def _parse_stored(data: bytes) -> _StoredSections | None:
     """Parse a sections header; None when the gateway did not write it (the readable headers are used instead)."""
     try:
         header = annotations = bare = body = footer = b""
+        header_items: tuple[bytes, ...] = ()
         count = 0
         for code, start, at, end in scan(data):
             if code == HEADER:
-                header = data[start:end]
-                _header_items(header)
+                header, header_items = data[start:end], _header_items(data[at:end])
             elif code == MESSAGE_ANNOTATIONS:
-                without = _cached_without_coordinates if end - at <= _CACHED_BYTES else _without_coordinates
-                annotations, count = without(data[at:end])
+                annotations, count = _without_coordinates(data[at:end])
             elif code in (PROPERTIES, APPLICATION_PROPERTIES):
                 bare += data[start:end]
             elif code == FOOTER:
@@ -225,30 +234,16 @@ def _parse_stored(data: bytes) -> _StoredSections | None:
                 return None
             else:
                 body += data[start:end]
-        return _StoredSections(header, annotations, count, bare, body or None, footer)
+        return _StoredSections(header, header_items, annotations, count, bare, body or None, footer)
     except DecodeError:
         return None
 
 
-@functools.lru_cache(maxsize=1024)
-def _header_items(section: bytes) -> tuple[bytes, ...]:
-    """Return the encoded items of a header section. Raises DecodeError."""
-    _, _, at, end = scan(section)[0]
-    decode_items(section, at, end)
-    count, place, end = compound(section, at, end)
-    items: list[bytes] = []
-    for _ in range(count):
-        after = skip(section, place, end)
-        items.append(section[place:after])
-        place = after
-    return tuple(items)
-
-
-def _rewritten(section: bytes, ttl: int | None, delivery_count: int) -> bytes:
+def _rewritten(stored: _StoredSections, ttl: int | None, delivery_count: int) -> bytes:
     """Return a header section with our ttl and delivery-count (part 3.2.1: intermediaries change both)."""
-    items = _header_items(section) if section else ()
+    items = stored.header_items
     if ttl is None and not delivery_count and len(items) <= 2:
-        return section
+        return stored.header
     durable, priority, _, first, _ = (*items, *(primitives.NULL,) * 5)[:5]
     return _header((durable, priority), ttl, delivery_count, first)
 

@@ -131,7 +131,7 @@ def _resolve(name: str) -> _Read:
         raise ValueError(f"{name!r} is no field that a selector can use")
     if name.startswith("JMS") and name[3:4].isupper() and not name.startswith("JMSX"):
         raise ValueError(f"{name!r} is no header that a selector can use")
-    stored = header_name(name.encode(errors="replace"))
+    stored = header_name(name)
     return lambda message: message.property(stored)
 
 

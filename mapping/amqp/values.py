@@ -11,12 +11,11 @@ import functools
 import math
 import uuid
 from collections.abc import Callable
-from struct import Struct
 from typing import Any, Final
 
 from mapping.record import own_name, stored_name
 from protocols.amqp import primitives
-from protocols.amqp.primitives import DecodeError, Raw, Timestamp, decode, skip
+from protocols.amqp.primitives import DecodeError, Described, Raw, Timestamp, decode, skip
 
 BINARY_ID: Final = b"AMQP_BINARY:"
 UUID_ID: Final = b"AMQP_UUID:"
@@ -33,31 +32,17 @@ NULL_TYPE: Final = "n"
 UNREADABLE_TYPE: Final = "*"
 
 
-def checked_text(raw: bytes) -> bytes:
-    """Return `raw`. Raises DecodeError when it is not UTF-8."""
-    if not raw.isascii():
-        try:
-            raw.decode()
-        except UnicodeDecodeError:
-            raise DecodeError("a string that is not UTF-8") from None
-    return raw
-
-
-def id_text(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
-    """Return the message or correlation id at `at` as text, and where the next value starts. Raises DecodeError."""
-    code = data[at]
-    value, after = decode(data, at, end)
-    if value is None:
-        return None, after
+def id_text(value: Any, code: int) -> bytes:
+    """Return a message or correlation id, which was decoded from constructor `code`, as text. Raises DecodeError."""
     if type(value) is str:
         raw = value.encode()
-        return (STRING_ID + raw if raw.startswith(ID_PREFIX) else raw), after
+        return STRING_ID + raw if raw.startswith(ID_PREFIX) else raw
     if type(value) is bytes:
-        return BINARY_ID + value.hex().encode(), after
+        return BINARY_ID + value.hex().encode()
     if type(value) is uuid.UUID:
-        return UUID_ID + str(value).encode(), after
-    if type(value) is int and code in _ULONG_CODES:
-        return ULONG_ID + str(value).encode(), after
+        return UUID_ID + str(value).encode()
+    if code in _ULONG_CODES:
+        return ULONG_ID + str(value).encode()
     raise DecodeError(f"an id of type 0x{code:02x}")
 
 
@@ -88,12 +73,8 @@ def text_or_binary(raw: bytes) -> bytes:
         return primitives.binary(raw)
 
 
-def header_name(raw: bytes) -> str:
-    """Return the header name for an application property's name. Raises DecodeError when it is not UTF-8."""
-    try:
-        name = raw.decode()
-    except UnicodeDecodeError:
-        raise DecodeError("a property's name that is not UTF-8") from None
+def header_name(name: str) -> str:
+    """Return the header name for an application property's name."""
     if name.startswith(CLOUD_EVENTS):
         return CLOUD_EVENTS_KAFKA + name[len(CLOUD_EVENTS[0]) :]
     return stored_name(name)
@@ -107,41 +88,14 @@ def property_name(stored: str) -> str | None:
     return own_name(stored)
 
 
-_FLOAT: Final = Struct(">f")
-_DOUBLE: Final = Struct(">d")
-
-_TEXTS: Final[dict[int, tuple[str, Callable[[Any], bytes | None]]]] = {
-    0x40: (NULL_TYPE, lambda value: None),
-    0x56: ("b", lambda value: b"true" if value else b"false"),
-    0x98: ("u", lambda value: str(value).encode()),
-    0xA0: ("x", lambda value: value), 0xB0: ("x", lambda value: value),
-    0xA1: (STRING_TYPE, lambda value: value.encode()), 0xB1: (STRING_TYPE, lambda value: value.encode()),
-    0xA3: ("y", lambda value: value.encode()), 0xB3: ("y", lambda value: value.encode()),
+_LETTERS: Final = {
+    0x40: NULL_TYPE, 0x41: "b", 0x42: "b", 0x56: "b",
+    0x50: "B", 0x60: "H", 0x70: "I", 0x52: "I", 0x43: "I", 0x80: "L", 0x53: "L", 0x44: "L",
+    0x51: "g", 0x61: "h", 0x71: "i", 0x54: "i", 0x81: "l", 0x55: "l",
+    0x72: "f", 0x82: "d", 0x73: "c", 0x83: "t", 0x98: "u",
+    0xA0: "x", 0xB0: "x", 0xA1: STRING_TYPE, 0xB1: STRING_TYPE, 0xA3: "y", 0xB3: "y",
 }  # fmt: skip
-
-
-def _integers(letter: str, size: int, *, signed: bool) -> tuple[str, int, Callable[[bytes], bytes]]:
-    if size == 1:
-        texts = [b"%d" % int.from_bytes(bytes((byte,)), "big", signed=signed) for byte in range(256)]
-        return letter, size, lambda raw: texts[raw[0]]
-    return letter, size, lambda raw: b"%d" % int.from_bytes(raw, "big", signed=signed)
-
-
-FIXED: Final[dict[int, tuple[str, int, Callable[[bytes], bytes]]]] = {
-    0x41: ("b", 0, lambda raw: b"true"),
-    0x42: ("b", 0, lambda raw: b"false"),
-    0x50: _integers("B", 1, signed=False), 0x60: _integers("H", 2, signed=False),
-    0x70: _integers("I", 4, signed=False), 0x52: _integers("I", 1, signed=False),
-    0x43: _integers("I", 0, signed=False), 0x44: _integers("L", 0, signed=False),
-    0x80: _integers("L", 8, signed=False), 0x53: _integers("L", 1, signed=False),
-    0x51: _integers("g", 1, signed=True), 0x61: _integers("h", 2, signed=True),
-    0x71: _integers("i", 4, signed=True), 0x54: _integers("i", 1, signed=True),
-    0x81: _integers("l", 8, signed=True), 0x55: _integers("l", 1, signed=True),
-    0x83: _integers("t", 8, signed=True),
-    0x72: ("f", 4, lambda raw: repr(_FLOAT.unpack(raw)[0]).encode()),
-    0x82: ("d", 8, lambda raw: repr(_DOUBLE.unpack(raw)[0]).encode()),
-}  # fmt: skip
-"""The types of a fixed width, by constructor: (letter, size in bytes, conversion to text)."""
+"""The letters of the types that have a readable text, by constructor."""
 
 
 def property_text(data: bytes, at: int, end: int) -> tuple[str, bytes | None, int]:
@@ -150,22 +104,17 @@ def property_text(data: bytes, at: int, end: int) -> tuple[str, bytes | None, in
     A value without a readable text (part 3.2.5 allows simple types only, but peers send others) has the letter
     `UNREADABLE_TYPE`; it is stored only in the sections header. Raises DecodeError.
     """
-    quick = FIXED.get(data[at])
-    if quick is not None:
-        letter, size, convert = quick
-        after = at + 1 + size
-        if after > end:
-            raise DecodeError("a property ends too early")
-        return letter, convert(data[at + 1 : after]), after
-    known = _TEXTS.get(data[at])
-    if known is None:
-        if data[at] == 0x73:
-            value, after = decode(data, at, end)
-            if not isinstance(value, Raw):
-                return "c", value.value.encode(), after
+    letter = _LETTERS.get(data[at]) if at < end else None
+    if letter is None:
         return UNREADABLE_TYPE, None, skip(data, at, end)
     value, after = decode(data, at, end)
-    return known[0], known[1](value), after
+    if isinstance(value, Raw):
+        return UNREADABLE_TYPE, None, after
+    if value is None or isinstance(value, bytes):
+        return letter, value, after
+    if isinstance(value, bool):
+        return letter, b"true" if value else b"false", after
+    return letter, str(value.value if isinstance(value, Described) else value).encode(), after
 
 
 def _bounded(bits: int, signed: bool, encode: Callable[[int], bytes]) -> Callable[[str], bytes]:

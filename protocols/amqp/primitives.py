@@ -7,9 +7,8 @@ open and attach. Any bytes give a value or `DecodeError`, nothing else.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from struct import Struct
-from struct import error as struct_error
 from typing import Any, Final, NamedTuple
 
 from protocols.amqp.outcomes import DECODE_ERROR
@@ -66,20 +65,6 @@ _U32, _I32, _F32 = Struct(">I"), Struct(">i"), Struct(">f")
 _U64, _I64, _F64 = Struct(">Q"), Struct(">q"), Struct(">d")
 
 
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise DecodeError("a string that is not UTF-8") from None
-
-
-def _symbol(data: bytes) -> Symbol:
-    try:
-        return Symbol(data.decode("ascii"))
-    except UnicodeDecodeError:
-        raise DecodeError("a symbol that is not ASCII") from None
-
-
 def _char(data: bytes) -> Any:
     code = _U32.unpack(data)[0]
     if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
@@ -94,36 +79,41 @@ def _boolean(data: bytes) -> bool:
 
 
 def _number(form: Struct) -> Callable[[bytes], Any]:
-    return lambda data: form.unpack(data)[0]
+    unpack = form.unpack
+    return lambda data: unpack(data)[0]
 
 
 def _raw(code: int) -> Callable[[bytes], Raw]:
     return lambda data: Raw(bytes((code,)) + data)
 
 
-_CONSTANTS: Final[dict[int, Any]] = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
+def _pairs(items: list[Any]) -> Pairs:
+    following = iter(items)
+    return Pairs(zip(following, following, strict=True))
 
-_FIXED: Final[dict[int, Callable[[bytes], Any]]] = {
-    0x50: lambda data: data[0], 0x51: _number(_I8), 0x52: lambda data: data[0], 0x53: lambda data: data[0],
-    0x54: _number(_I8), 0x55: _number(_I8), 0x56: _boolean,
+
+Types = Mapping[int, Callable[..., Any]]
+"""Every constructor of part 1.6, with the function that makes the value: of the bytes of its content; of the decoded
+items of a list, map or array; for 0, a described value, of descriptor and value."""
+
+TYPES: Final[Types] = {
+    0x00: Described,
+    0x40: lambda _: None, 0x41: lambda _: True, 0x42: lambda _: False, 0x43: lambda _: 0, 0x44: lambda _: 0, 0x45: list,
+    0x50: ord, 0x51: _number(_I8), 0x52: ord, 0x53: ord, 0x54: _number(_I8), 0x55: _number(_I8), 0x56: _boolean,
     0x60: _number(_U16), 0x61: _number(_I16),
     0x70: _number(_U32), 0x71: _number(_I32), 0x72: _number(_F32), 0x73: _char, 0x74: _raw(0x74),
     0x80: _number(_U64), 0x81: _number(_I64), 0x82: _number(_F64), 0x84: _raw(0x84),
     0x83: lambda data: Timestamp(_I64.unpack(data)[0]),
     0x94: _raw(0x94), 0x98: lambda data: uuid.UUID(bytes=data),
+    0xA0: bytes, 0xB0: bytes, 0xA1: bytes.decode, 0xB1: bytes.decode,
+    0xA3: lambda data: Symbol(data, "ascii"), 0xB3: lambda data: Symbol(data, "ascii"),
+    0xC0: list, 0xD0: list, 0xC1: _pairs, 0xD1: _pairs, 0xE0: tuple, 0xF0: tuple,
 }  # fmt: skip
-
-_VARIABLE: Final[dict[int, Callable[[bytes], Any]]] = {
-    0xA0: bytes, 0xB0: bytes, 0xA1: _text, 0xB1: _text, 0xA3: _symbol, 0xB3: _symbol,
-}  # fmt: skip
+"""The Python types: integers of every width give int, maps `Pairs`, arrays tuple, decimals `Raw`."""
 
 MAP_CODES: Final = frozenset({0xC1, 0xD1})
-_COMPOUND: Final = frozenset({0xC0, 0xD0, *MAP_CODES})
-_ARRAYS: Final = frozenset({0xE0, 0xF0})
-KNOWN_CODES: Final = frozenset({0x45, *_CONSTANTS, *_FIXED, *_VARIABLE, *_COMPOUND, *_ARRAYS})
-"""Every constructor of part 1.6."""
-
-_WIDTHS: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}  # part 1.2, by the constructor's upper four bits
+_WIDTHS: Final = {code: (0, 1, 2, 4, 8, 16)[(code >> 4) - 4] for code in TYPES if 0x40 <= code < 0xA0}
+"""Bytes of the content of the types of fixed width (part 1.2); all others begin with a size of one or four bytes."""
 
 
 def skip(data: bytes, at: int, end: int) -> int:
@@ -137,64 +127,68 @@ def skip(data: bytes, at: int, end: int) -> int:
         while code == 0:
             at = skip(data, at + 1, end)
             code = data[at]
-        if code not in KNOWN_CODES:
+        if code in _WIDTHS:
+            after = at + 1 + _WIDTHS[code]
+        elif code not in TYPES:
             raise DecodeError(f"unknown constructor 0x{code:02x}")
-        high = code >> 4
-        width = _WIDTHS.get(high)
-        if width is not None:
-            after = at + 1 + width
-        elif high & 1:
-            after = at + 5 + _U32.unpack_from(data, at + 1)[0]
+        elif code & 0x10:
+            after = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
         else:
             after = at + 2 + data[at + 1]
-    except (IndexError, struct_error):
+    except IndexError:
         raise DecodeError("a value ends too early") from None
     except RecursionError:
         raise DecodeError("nested too deep") from None
     if after > end:
         raise DecodeError("a value ends too early")
-    return int(after)
+    return after
 
 
-def decode(data: bytes, at: int, end: int, depth: int = DEPTH_LIMIT) -> tuple[Any, int]:
-    """Decode the value at `at`; return it and where the next one starts.
-
-    Integers of every width give int, floats float, lists list, maps `Pairs`, arrays tuple, described values
-    `Described`, decimals `Raw`.
+def decode(data: bytes, at: int, end: int, depth: int = DEPTH_LIMIT, types: Types = TYPES) -> tuple[Any, int]:
+    """Decode the value at `at`, to `types`; return it and where the next one starts. Descriptors are always of `TYPES`.
 
     Raises:
         DecodeError: the bytes are no valid value.
     """
-    if at >= end:
-        raise DecodeError("a value ends too early")
-    code = data[at]
-    if code in _CONSTANTS:
-        return _CONSTANTS[code], at + 1
-    if code == 0x45:
-        return [], at + 1
+    code = data[at] if at < end else 0x40
     if code == 0:
         if depth <= 0:
             raise DecodeError("nested too deep")
         descriptor, at = decode(data, at + 1, end, depth - 1)
-        value, at = decode(data, at, end, depth - 1)
-        return Described(descriptor, value), at
-    after = skip(data, at, end)
-    if code in _FIXED:
-        return _FIXED[code](data[at + 1 : after]), after
-    wide = (code >> 4) & 1
-    start = at + (5 if wide else 2)
-    if code in _VARIABLE:
-        return _VARIABLE[code](data[start:after]), after
+        value, at = decode(data, at, end, depth - 1, types)
+        return types[0](descriptor, value), at
+    if code in _WIDTHS:
+        start = at + 1
+        after = start + _WIDTHS[code]
+    elif code not in TYPES:
+        raise DecodeError(f"unknown constructor 0x{code:02x}")
+    elif code & 0x10:
+        start = at + 5
+        after = start + int.from_bytes(data[at + 1 : start], "big")
+    else:
+        start = at + 2
+        after = start + data[at + 1] if start <= end else start
+    if after > end:
+        raise DecodeError("a value ends too early")
+    if code < 0xC0:
+        try:
+            return types[code](data[start:after]), after
+        except UnicodeDecodeError as error:
+            what = "a symbol that is not ASCII" if error.encoding == "ascii" else "a string that is not UTF-8"
+            raise DecodeError(what) from None
     if depth <= 0:
         raise DecodeError("nested too deep")
-    if code in _ARRAYS:
-        return _decode_array(data, start, after, bool(wide), depth - 1), after
-    items = decode_items(data, at, after, depth - 1)
-    if code in (0xC0, 0xD0):
-        return items, after
-    if len(items) % 2:
+    items = (_items if code < 0xE0 else _array_items)(data, at, after, depth - 1, types)
+    if code in MAP_CODES and len(items) % 2:
         raise DecodeError("a map with an odd number of items")
-    return Pairs(zip(items[::2], items[1::2], strict=True)), after
+    return types[code](items), after
+
+
+def _count(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number of items of the list, map or array at `at`, and where the first one starts."""
+    size = 4 if data[at] & 0x10 else 1  # bytes of the size, and of the count
+    first = at + 1 + 2 * size
+    return int.from_bytes(data[first - size : first], "big"), first
 
 
 def compound(data: bytes, at: int, end: int) -> tuple[int, int, int]:
@@ -203,68 +197,57 @@ def compound(data: bytes, at: int, end: int) -> tuple[int, int, int]:
     code = data[at]
     if code == 0x45:
         return 0, after, after
-    try:
-        if code in (0xC0, 0xC1):
-            return data[at + 2], at + 3, after
-        if code in (0xD0, 0xD1):
-            return _U32.unpack_from(data, at + 5)[0], at + 9, after
-    except (IndexError, struct_error):
-        raise DecodeError("a compound without a count") from None
-    raise DecodeError(f"expected a list or a map, got 0x{code:02x}")
+    if not 0xC0 <= code < 0xE0:
+        raise DecodeError(f"expected a list or a map, got 0x{code:02x}")
+    count, first = _count(data, at)
+    if first > after:
+        raise DecodeError("a compound without a count")
+    return count, first, after
 
 
-def decode_items(data: bytes, at: int, end: int, depth: int = DEPTH_LIMIT) -> list[Any]:
+def _items(data: bytes, at: int, end: int, depth: int, types: Types) -> list[Any]:
     """Decode the items of the list or map at `at`; a map gives keys and values alternately."""
-    count, place, after = compound(data, at, end)
-    if count > after - place:
+    count, place = _count(data, at)
+    if count > end - place:
         raise DecodeError("a count that exceeds the size")  # every item takes at least one byte
     items: list[Any] = []
     for _ in range(count):
-        item, place = decode(data, place, after, depth)
+        item, place = decode(data, place, end, depth, types)
         items.append(item)
-    if place != after:
+    if place != end:
         raise DecodeError("bytes after the last item")
     return items
 
 
-def _decode_array(data: bytes, start: int, end: int, wide: bool, depth: int) -> tuple[Any, ...]:
-    """Decode an array: one constructor, then the values without theirs (part 1.6.23)."""
-    try:
-        count, at = (_U32.unpack_from(data, start)[0], start + 4) if wide else (data[start], start + 1)
-        descriptors: list[Any] = []
-        while data[at] == 0:
-            if len(descriptors) >= depth:
-                raise DecodeError("nested too deep")
-            descriptor, at = decode(data, at + 1, end, depth - 1)
-            descriptors.append(descriptor)
-        code = data[at : at + 1]
-    except (IndexError, struct_error):
-        raise DecodeError("an array ends too early") from None
+def _array_items(data: bytes, at: int, end: int, depth: int, types: Types) -> list[Any]:
+    """Decode an array's items: one constructor, then the values without theirs (part 1.6.23)."""
+    count, at = _count(data, at)
+    descriptors: list[Any] = []
+    while data[at : at + 1] == b"\x00":
+        if len(descriptors) >= depth:
+            raise DecodeError("nested too deep")
+        descriptor, at = decode(data, at + 1, end, depth - 1)
+        descriptors.append(descriptor)
+    code = data[at : at + 1]
     at += 1
     if at > end:
         raise DecodeError("an array ends too early")
-    empty = code[0] in _CONSTANTS or code[0] == 0x45
+    empty = _WIDTHS.get(code[0]) == 0
     if count > (end - at if not empty else DEPTH_LIMIT * 1024):
         raise DecodeError("a count that exceeds the size")
-    values: list[Any] = []
+    items: list[Any] = []
     for _ in range(count):
-        if empty:
-            value, size = decode(code, 0, 1, depth)[0], 0
-        else:
-            head = data[at : at + 4] if code[0] >> 4 in (0xB, 0xD, 0xF) else data[at : at + 1]
-            length = skip(code + head + bytes(max(0, 4 - len(head))), 0, 1 << 40) - 1
-            if length > end - at:
-                raise DecodeError("an array ends too early")
-            value, size = decode(code + data[at : at + length], 0, 1 + length, depth)[0], length
-        at += size
-        if at > end:
+        after = at + skip(code + data[at : at + 4] + bytes(4), 0, 1 << 40) - 1
+        if after > end:
             raise DecodeError("an array ends too early")
+        item, _ = decode(code + data[at:after], 0, 1 + after - at, depth, types)
+        at = after
         for descriptor in reversed(descriptors):
-            value = Described(descriptor, value)
-        values.append(value)
+            item = types[0](descriptor, item)
+        items.append(item)
     if at != end:
         raise DecodeError("bytes after the last item")
-    return tuple(values)
+    return items
 
 
 # Encoding, in the smallest form of each type.

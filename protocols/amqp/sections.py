@@ -30,8 +30,6 @@ _NAMES: Final = {
     "amqp:amqp-value:*": VALUE,
     "amqp:footer:map": FOOTER,
 }
-_SHORT: Final = frozenset({0xA0, 0xC0, 0xC1})  # constructors of nearly all sections; their size is read without a call
-_WIDE: Final = frozenset({0xB0, 0xD0, 0xD1})
 _BODY: Final = frozenset({DATA, SEQUENCE, VALUE})
 
 Section = tuple[int, int, int, int]
@@ -58,25 +56,11 @@ def scan(data: bytes) -> list[Section]:
         # data sections, or any number of amqp-sequence sections.
         if code < last or (code == last and code not in (DATA, SEQUENCE)) or (last in _BODY and last < code < FOOTER):
             raise DecodeError(f"section 0x{code:x} after 0x{last:x}")
-        after = value_end(data, value, end)
+        after = skip(data, value, end)
         found.append((code, at, value, after))
         last = code
         at = after
     return found
-
-
-def value_end(data: bytes, at: int, end: int) -> int:
-    """Return where the section's value that starts at `at` ends. Raises DecodeError."""
-    form = data[at] if at < end else 0
-    if form in _WIDE and at + 5 <= end:
-        after = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
-    elif form in _SHORT and at + 2 <= end:
-        after = at + 2 + data[at + 1]
-    else:
-        after = skip(data, at, end)
-    if after > end:
-        raise DecodeError("a section ends too early")
-    return after
 
 
 def _descriptor(data: bytes, at: int, end: int) -> tuple[int, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tracemalloc
 import uuid
 from typing import Any
 
@@ -382,6 +384,37 @@ def test_keys_and_partitions() -> None:
         assert caught.value.outcome is Outcome.UNFIT
     with pytest.raises(Unmappable, match="delayed"):
         record({"x-opt-delivery-delay": 1000})
+
+
+def test_a_header_that_is_a_map_is_unfit() -> None:
+    with pytest.raises(Unmappable) as caught:
+        to_record(b"\x00\x53\x70\xc1\x03\x02\x41\x40" + section(0x75, primitives.binary(b"v")), HERE, NOW)
+    assert caught.value.outcome is Outcome.UNFIT
+
+
+def test_a_data_section_with_an_unusual_descriptor_is_delivered_as_it_was_sent() -> None:
+    """A descriptor has a ulong by the specification; the section's bytes come back with any integer."""
+    data = b"\x00\x52\x75\xa0\x01v"
+    assert without_annotations(through(data)) == DURABLE + data
+
+
+def test_large_headers_of_messages_are_not_kept_in_memory() -> None:
+    def deliver(number: int) -> None:
+        head = primitives.list_of(
+            [primitives.TRUE] + [primitives.NULL] * 4 + [primitives.binary(b"%d" % number * 100_000)]
+        )
+        through(section(0x70, head) + section(0x75, primitives.binary(b"v")))
+
+    deliver(1)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(10, 40):
+            deliver(number)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_expiry() -> None:
