@@ -179,8 +179,10 @@ class Audit:
 
     # inside
 
-    def _limited(self, client: str, event: Event, result: Result, where: Where, facts: dict[str, Any]) -> None:
-        """Write a refusal, or only count it if there are too many."""
+    def _limited(self, client: str, event: Event, result: Result, where: Where, facts: dict[str, str]) -> None:
+        """Write a refusal, or only count it if there are too many. What is kept of it is short."""
+        facts = {name: _shown(text) for name, text in facts.items()}
+        client, where = _shown(client), msgspec.structs.replace(where, client=_shown(where.client))
         now = self._clock()
         if now >= self._recent_until:
             self._recent, self._recent_until = 0, now + PERIOD_S

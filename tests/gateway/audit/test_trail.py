@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ class Lines:
     def write(self, line: bytes) -> bool:
         self.all.append(json.loads(line))
         return self.takes
+
+
+class NoLines:
+    """A sink that keeps nothing."""
+
+    def write(self, line: bytes) -> bool:
+        return True
 
 
 class Clock:
@@ -110,6 +118,19 @@ async def test_very_many_clients_do_not_flood_and_are_not_kept() -> None:
     assert audit.statistics().left_out_total == CLIENTS + 500 - EVERY_S
     audit.end()
     assert sum(line.get("more", 0) for line in lines.all) == CLIENTS + 500 - EVERY_S
+
+
+async def test_refused_clients_with_long_names_take_little_memory() -> None:
+    audit, _ = begun(NoLines())
+    tracemalloc.start()
+    for number in range(200):
+        where = Where("mqtt", "10.0.0.7:1", client=f"{number:04}" + "x" * 60_000)
+        for _ in range(AT_ONCE + 1):
+            audit.denied(where, "ann", "publish", f"{number:04}" + "y" * 60_000)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1_000_000
+    audit.end()
 
 
 async def test_no_line_has_a_secret_or_a_name_that_may_be_one() -> None:
