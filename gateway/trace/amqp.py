@@ -142,8 +142,8 @@ class AmqpDecoder:
             body, end = decode(data, offset, len(data))
         except DecodeError as error:
             return {"frame": "unknown", "bytes": length, "note": "large" if len(data) < length else str(error)}
-        code = NAMES.get(body.descriptor, body.descriptor) if isinstance(body, Described) else None
-        if not isinstance(code, int) or code not in PERFORMATIVES or not isinstance(body.value, list):
+        code = _code(body)
+        if code not in PERFORMATIVES or not isinstance(body.value, list):
             return {"frame": "unknown", "bytes": length}
         name, fields = PERFORMATIVES[code]
         line: Line = {"frame": name} if data[5] == SASL_TYPE else {"frame": name, "channel": channel}
@@ -170,7 +170,7 @@ class AmqpDecoder:
                 break
             if not isinstance(section, Described):
                 break
-            code, value = section.descriptor, section.value
+            code, value = _code(section), section.value
             if code == PROPERTIES and isinstance(value, list):
                 named = zip(PROPERTY_NAMES, value, strict=False)
                 line["properties"] = {
@@ -184,6 +184,14 @@ class AmqpDecoder:
                 break
             at = after
         return line
+
+
+def _code(value: Any) -> int | None:
+    """Return the code of a described value. A descriptor may be any value, even one that is not hashable."""
+    descriptor = value.descriptor if isinstance(value, Described) else None
+    if isinstance(descriptor, str):
+        return NAMES.get(descriptor)
+    return descriptor if isinstance(descriptor, int) else None
 
 
 def _payload(value: Any, most: int) -> Any:
@@ -206,7 +214,7 @@ def _shown(field: str, value: Any) -> Any:
 
 
 def _described(value: Described) -> Any:
-    code, inner = value.descriptor, value.value
+    code, inner = _code(value), value.value
     first = inner[0] if isinstance(inner, list) and inner else None
     if code in TERMINUS:
         return first if isinstance(first, str) else TERMINUS[code]

@@ -126,6 +126,20 @@ def test_amqp(piece: int) -> None:
     assert transfer["bytes"] == len(message)
 
 
+def test_no_descriptor_that_a_client_may_invent_ends_the_trace() -> None:
+    odd = b"\x00" + Frames.listed(Frames.uint(1)) + Frames.listed(Frames.uint(2))  # a list as the descriptor of a list
+    attach = Frames.performative(0x12, Frames.string("s"), Frames.uint(0), Frames.TRUE, Frames.NULL, Frames.NULL, odd)
+    data = (
+        Frames.frame(odd)
+        + Frames.frame(attach)
+        + Frames.transfer(0, odd)
+        + Frames.transfer(0, b"\x00\x53\x75\xa0\x02ok")
+    )
+    told = lines(AmqpDecoder(8, fresh=True), data)
+    assert [line["frame"] for line in told] == ["unknown", "attach", "transfer", "transfer"]
+    assert (told[1]["source"], told[3]["payload"]) == ([2], "ok")
+
+
 def test_amqp_finds_its_step_amid_a_frame_and_hides_a_token_that_is_put() -> None:
     frames = Frames.attach(address="a") + Frames.attach(address="$cbs")
     put = Frames.transfer(0, b"\x00\x53\x77\xa1" + bytes([len(SECRET)]) + SECRET.encode() + b"$cbs")
