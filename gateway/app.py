@@ -148,7 +148,6 @@ class App:
         self._publisher: Publisher
         self._state: StateTopics
         self._acls: AclSource
-        self._stopping = False
         self._tasks = Tasks(self._give_up)
 
     async def run(self) -> None:
@@ -162,11 +161,12 @@ class App:
         loop.set_exception_handler(on_loop_error)
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, self._on_stop)
+        if self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)  # of a gateway that was killed
         try:
             async with contextlib.AsyncExitStack() as stack:
                 await self._start_or_stop(stack)
                 await self._stop.wait()
-                self._stopping = True
                 if self._served and not self._hurry.is_set():
                     await self._drain.run(self._hurry)
                 self._stopping_since = loop.time()
@@ -368,9 +368,10 @@ class App:
         listeners = {listener.name: listener.accepting for listener in self._listeners}
         state = self._state.loaded.is_set()
         retrying = failures.retrying
-        ready = kafka and state and all(listeners.values()) and not self._stopping and NEEDED.isdisjoint(retrying)
+        stopping = self._stop.is_set()
+        ready = kafka and state and all(listeners.values()) and not stopping and NEEDED.isdisjoint(retrying)
         ready = ready and self._acls.has_rules
-        details = {"kafka": kafka, "state": state, "listeners": listeners, "stopping": self._stopping}
+        details = {"kafka": kafka, "state": state, "listeners": listeners, "stopping": stopping}
         more: dict[str, Any] = {"kafka_acls": self._acls.problem}
         more |= {"kafka_login": logins.problem, "retrying": list(retrying), "open_files_used_up": descriptors.paused}
         return ready, details | more
@@ -418,7 +419,6 @@ class App:
 
     async def _stop_servers(self) -> None:
         """Stop accepting, wait for Kafka's outstanding answers, and close all connections, within `drain_timeout_s`."""
-        self._stopping = True
         for server in self._servers:
             server.stop_receiving()
         await self._publisher.drain(self._config.drain_timeout_s / 2)

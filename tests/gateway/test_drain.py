@@ -365,3 +365,26 @@ async def test_late_clients_are_refused_and_a_second_signal_ends_the_wait(
     assert (word[0], word[2], code) == (0xE0, 0x8B, 1012)
     await http.close()
     assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
+
+
+async def test_two_drains_at_the_same_moment_are_one(
+    bootstrap: str, new_gateway: Callable[..., GatewayProcess]
+) -> None:
+    gateway = await new_gateway(bootstrap, config="[drain]\nlead_s = 60\n").start()
+    assert gateway.process is not None
+    operators = [await asyncio.open_connection(*gateway.address("management")) for _ in range(2)]
+    for reader, writer in operators:
+        writer.write(b"GET /healthy HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"true}")
+    gateway.process.send_signal(signal.SIGSTOP)  # both requests are read in one iteration of the event loop
+    for _, writer in operators:
+        writer.write(b"POST /drain HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+    gateway.process.send_signal(signal.SIGCONT)
+    heads = [await asyncio.wait_for(reader.readuntil(b"\r\n"), 30) for reader, _ in operators]
+    assert sorted(head.split()[1] for head in heads) == [b"202", b"409"]
+    status, details = await answers_ready(gateway)
+    assert (status, details["stopping"], details["listeners"]["mqtt"]) == (503, True, True)
+    for _, writer in operators:
+        writer.close()
+    gateway.process.send_signal(signal.SIGINT)
+    assert await asyncio.wait_for(gateway.process.wait(), 60) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -18,7 +19,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
+from gateway.app import App
 from gateway.cli import app
+from gateway.config import Config
 from gateway.embedded.broker import EmbeddedBroker
 from tests.support.amqp import ThreadedSender
 from tests.support.frozen import freeze
@@ -221,6 +224,21 @@ async def test_a_signal_during_the_start_ends_it(new_gateway: Callable[..., Gate
         await starting
     assert running_in(tmp_path) == []
     assert "Traceback" not in gateway.log.read_text()
+
+
+async def test_the_ready_file_of_a_killed_gateway_does_not_outlive_the_next_start(tmp_path: Path) -> None:
+    file = tmp_path / "ready.json"
+    file.write_text("{}")
+    seen = []
+
+    class Starting(App):
+        async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+            seen.append(file.exists())
+            asyncio.get_running_loop().call_soon(self._on_stop)
+            await self._stop.wait()
+
+    await Starting(Config(), file).run()
+    assert seen == [False]
 
 
 def running_in(directory: Path) -> list[int]:
