@@ -28,6 +28,7 @@ from protocols.connection import Connection, ConnectionFailed
 
 WRITE_HIGH: Final = 256 * 1024  # bytes of unsent data above which nothing more is sent, credit or not
 LINGER_S: Final = 1.0  # how long input is drained after a close, so that no reset destroys our last bytes
+UNREAD_S: Final = 30.0  # how long a closed peer may take to read its last bytes; over TLS uvloop has the same limit
 
 
 class Handler(EventHandler, Connected, Protocol):
@@ -165,8 +166,16 @@ class Pump(ReadingHalf):
                 self.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
+        """The socket is closed. The events of a client that has closed it while its session waits are handled first.
+
+        Over TLS and WebSocket, nothing else keeps the socket open until then; see `eof_received`.
+        """
         if self._closed:
+            return
+        if self._holding and exc is None and self._stranger is None and not self.lingering:
+            self._eof = True
+            self.writable = False
+            self.transport = None
             return
         try:
             self._process_rest()
@@ -304,9 +313,14 @@ class Pump(ReadingHalf):
             transport.resume_reading()
         if transport.can_write_eof():
             transport.write_eof()
-            self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.close)
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._end_linger, transport)
         else:
             transport.close()
+
+    def _end_linger(self, transport: asyncio.Transport) -> None:
+        """Close the socket, at the latest after `UNREAD_S`: a peer that reads nothing would keep it open for ever."""
+        transport.close()
+        self._timer = asyncio.get_running_loop().call_later(UNREAD_S, transport.abort)
 
     def abort(self) -> None:
         """Close immediately. Queued bytes are lost."""

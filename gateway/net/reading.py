@@ -262,3 +262,5 @@ class ReadingHalf(asyncio.Protocol, abc.ABC):
                     self.close()
             except Exception as error:
                 self.fail(error)
+            if self._eof and self.transport is None:
+                self.connection_lost(None)

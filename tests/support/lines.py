@@ -106,6 +106,8 @@ class Echo:
     def disconnected(self, reason: str) -> None:
         self.gone.append(reason)
 
+    subject = "echo"
+
 
 class EchoServer(ProtocolServer):
     """Serves connections of `Lines`, each with an `Echo`."""

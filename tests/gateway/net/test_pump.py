@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
+import trustme
 
 from gateway.config import Address
 from gateway.net.listener import ListenError
@@ -23,20 +25,20 @@ from tests.support.waiting import wait_until
 
 
 class Server:
-    def __init__(self, group: asyncio.TaskGroup, patience: float | None) -> None:
+    def __init__(self, group: asyncio.TaskGroup, patience: float | None, tls: ssl.SSLContext | None) -> None:
         self.listener = EchoServer(group.create_task, patience)
         self.sessions = self.listener.sessions
-        listening(self.listener)
+        listening(self.listener, tls=tls)
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, tls: ssl.SSLContext | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, _, port = self.listener.bound.rpartition(":")
-        return await asyncio.open_connection(host, int(port))
+        return await asyncio.open_connection(host, int(port), ssl=tls)
 
 
 @contextlib.asynccontextmanager
-async def serving(patience: float | None = None) -> AsyncIterator[Server]:
+async def serving(patience: float | None = None, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     async with asyncio.TaskGroup() as group:
-        server = Server(group, patience)
+        server = Server(group, patience, tls)
         await server.listener.start()
         try:
             yield server
@@ -66,6 +68,47 @@ async def test_the_close_is_readable_although_the_peer_continues_to_send() -> No
         writer.close()
         await wait_until(lambda: server.sessions[0].gone)
         assert b"more" not in server.sessions[0].seen
+
+
+@pytest.mark.parametrize("way", ["plain", "TLS"])
+async def test_what_a_client_sent_before_its_close_is_handled_although_the_session_waits(way: str) -> None:
+    authority = trustme.CA()
+    theirs, ours = ssl.create_default_context(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.configure_trust(theirs)
+    authority.issue_cert("127.0.0.1").configure_cert(ours)
+    async with serving(tls=ours if way == "TLS" else None) as server:
+        reader, writer = await server.connect(theirs if way == "TLS" else None)
+        writer.write(b"a\nwait\nb\n")
+        assert await reader.readline() == b"a!\n"
+        session = server.sessions[0]
+        assert session.pump is not None
+        session.pump.read_ahead()
+        writer.write(b"c\n")
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        await wait_until(lambda: session.pump is not None and session.pump._eof)
+        assert session.seen == [b"a", b"wait"]
+        session.go.set()
+        await wait_until(lambda: len(session.gone) == 1 and not server.listener.pumps)
+        assert session.seen[:4] == [b"a", b"wait", b"b", b"c"]
+
+
+async def test_a_closed_peer_that_reads_nothing_does_not_keep_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.net.pump.LINGER_S", 0.05)
+    monkeypatch.setattr("gateway.net.pump.UNREAD_S", 0.1)
+    async with serving() as server:
+        reader, writer = await server.connect()
+        writer.write(b"a\n")
+        assert await reader.readline() == b"a!\n"
+        pump = server.sessions[0].pump
+        assert pump is not None
+        assert pump.transport is not None
+        writer.transport.pause_reading()
+        pump.transport.write(bytes(32 * 1024 * 1024))
+        pump.close()
+        await wait_until(lambda: bool(server.sessions[0].gone) and not server.listener.pumps)
+        writer.transport.abort()
 
 
 async def test_a_pause_stops_reading_until_every_reason_is_removed() -> None:
