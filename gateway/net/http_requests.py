@@ -103,7 +103,14 @@ class RequestsInTurn(web.RequestHandler):
         """Close the connection after the current answer, or after `LEAVE_S` at the latest."""
         self.prepare_to_leave()
         self.close()
-        self._loop.call_later(LEAVE_S, self.force_close)
+        self._loop.call_later(LEAVE_S, self._abort)
+
+    def _abort(self) -> None:
+        """Close now, whether the client has read the answer or not."""
+        transport = self.transport
+        self.force_close()
+        if transport is not None:
+            transport.abort()
 
     # drain.Departing
 

@@ -38,8 +38,8 @@ CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    """A filter of aiohttp's log: bytes that are not HTTP are answered with 400, and are no error of the gateway."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+    """A filter of aiohttp's log: neither bytes that are not HTTP nor a client that leaves are errors of the gateway."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError | ConnectionError)
 
 
 server_log: Final = logging.getLogger(f"{__name__}.server")
@@ -156,8 +156,9 @@ class Management:
         for path in FILES:
             app.router.add_get(path, self._guard(self._console.file))
         runner = web.AppRunner(
-            app, access_log=None, logger=server_log, shutdown_timeout=SHUTDOWN_S, handle_signals=False
-        )
+            app, access_log=None, logger=server_log, shutdown_timeout=SHUTDOWN_S, handle_signals=False,
+            auto_decompress=False,  # a body that is not gzip would be an error of the gateway
+        )  # fmt: skip
         await runner.setup()
         self._runner = runner
         try:

@@ -32,7 +32,7 @@ class TracePages:
     async def _trace(self, request: web.Request) -> web.StreamResponse:
         try:
             wanted = msgspec.json.decode(await request.read(), type=TraceRequest)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return bad(str(error))
         try:
             trace = self._traces.begin(wanted)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gateway.config import SecurityConfig
 from gateway.net.http_server import HttpServer
 from tests.support.listeners import listening
+from tests.support.waiting import wait_until
 
 GOOD = b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /%d HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\n\r\n\r\n\r\n\r\n"
@@ -171,3 +172,23 @@ async def test_a_slow_body_does_not_delay_the_error_of_a_later_request(server: H
 async def test_bytes_behind_a_bad_request_are_not_kept(server: HttpServer, value: Any) -> None:
     answers = await converse(server, GOOD % 1 + BROKEN[0] + value, value)
     assert [status for status, _ in answers][:2] == [200, 400]
+
+
+async def test_a_kicked_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.net.http_requests.LEAVE_S", 0.1)
+
+    async def large(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=bytes(32 * 1024 * 1024))
+
+    served = HttpServer("large", large, refuse, SecurityConfig(), head_timeout_s=30.0)
+    listening(served)
+    await served.start()
+    host, _, port = served.bound.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.transport.pause_reading()
+    writer.write(GOOD % 1)
+    await wait_until(lambda: any(one._unread is not None for one in served.connections))
+    served.connections[0].kick()
+    await wait_until(lambda: not served.connections and not served.listeners[0].connections)
+    writer.transport.abort()
+    await served.stop(1.0)

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 import trustme
 from prometheus_client import start_http_server
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,7 +24,7 @@ from gateway.kafka.contracts import Refused
 from gateway.net.strangers import StrangersStatistics
 from gateway.observe.console import MOST
 from gateway.observe.flow import Flow
-from gateway.observe.management import Management
+from gateway.observe.management import Management, Route
 from gateway.observe.metrics import Metrics
 from gateway.pauses import Pauses
 from gateway.security.origins import Hosts, Origins
@@ -199,6 +200,27 @@ async def test_bytes_that_are_not_http_are_answered_and_not_logged(
     writer.write(request_bytes)
     assert (await reader.readuntil(b"\r\n")).startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
     writer.close()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_client_that_leaves_amid_its_request_is_no_error(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = asyncio.Event()
+
+    async def read(request: web.Request) -> web.StreamResponse:
+        try:
+            return web.Response(body=await request.read())
+        finally:
+            ended.set()
+
+    management = await start(more=[Route("POST", "/trace", read)])
+    _, writer = await asyncio.open_connection("127.0.0.1", management.port)
+    writer.write(b"POST /trace HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await asyncio.wait_for(ended.wait(), 30)
+    await management.stop()
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 

@@ -258,6 +258,10 @@ async def test_so_many_at_once_and_what_is_no_trace(gateway: GatewayProcess, nam
         ):
             async with session.post(url, json=wrong) as answer:
                 assert (answer.status, text in await answer.text()) == (400, True), wrong
+        for fields, body in (({}, b'{"client": "\xff"}'), ({"Content-Encoding": "gzip"}, b"no gzip")):
+            async with session.post(url, data=body, headers=fields) as answer:
+                assert answer.status == 400
+        assert "Error handling request" not in gateway.log.read_text()
         opened = []
         try:
             while len(opened) < 10:
