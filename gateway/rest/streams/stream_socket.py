@@ -17,6 +17,7 @@ from aiohttp import web
 
 from flowcontrol.budget import UNCOUNTED, Budget
 from gateway.net.http_server import SERVER, HttpConnection
+from gateway.net.pump import UNREAD_S
 from gateway.net.unread import LOW, Unread
 from gateway.net.writes import Writes
 from gateway.pauses import SLOW_READER, pauses
@@ -115,6 +116,8 @@ class StreamSocket(asyncio.Protocol):
         self.flush_now()
         self.transport.write(LAST_CHUNK)
         self.transport.close()
+        if self.unwritten:  # a client that reads nothing would keep the socket open for ever
+            asyncio.get_running_loop().call_later(UNREAD_S, self.transport.abort)
 
     @property
     def closed(self) -> bool:
