@@ -43,10 +43,10 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.driver.login import logins
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
-from gateway.listeners import ProtocolSide, make_servers
+from gateway.listeners import make_servers
 from gateway.mqtt.registry.session_views import SessionViews
 from gateway.net.descriptors import descriptors
-from gateway.net.listener import Listener, ListenError, listen_error, listener_statistics
+from gateway.net.listener import Listener, ListenError, Server, listen_error, listener_statistics
 from gateway.observe.client_pages import ClientPages
 from gateway.observe.clients import Clients
 from gateway.observe.collector import Collector
@@ -143,7 +143,7 @@ class App:
         self._served = False
         self._broker = broker
         self._room = None if broker is None else BrokerCapacity(lambda: broker.pid if broker.is_running else None)
-        self._servers: list[ProtocolSide] = []
+        self._servers: list[Server] = []
         self._management: Management  # this and the next three: from the start on
         self._publisher: Publisher
         self._state: StateTopics

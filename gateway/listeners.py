@@ -5,22 +5,15 @@ All listeners of a protocol share one server, so its sessions, readers and produ
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
-
-import msgspec
 
 from gateway.amqp.listener import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
 from gateway.amqp.listener import AmqpServer
 from gateway.amqp.services import Services as AmqpServices
 from gateway.assembly import ListenerSecurity, Log, Process, State, wall_clock
-from gateway.clients import Connected
-from gateway.drain import Drainable
-from gateway.flow import Flowing
 from gateway.kafka.driver.client_settings import client_settings, consumer_settings
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
@@ -30,7 +23,7 @@ from gateway.mqtt.connection.refused_again import RefusedAgain, refused_topic
 from gateway.mqtt.connection.services import Services as MqttServices
 from gateway.mqtt.listener import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
 from gateway.mqtt.listener import MqttServer
-from gateway.net.listener import Listener
+from gateway.net.listener import Listener, Server
 from gateway.net.upgrade import WebSocketEndpoint, WebSocketServer
 from gateway.ports import listeners
 from gateway.rest.listener import RestServer
@@ -40,41 +33,7 @@ from gateway.security.entrance import Entrance
 from gateway.security.origins import Origins
 
 
-class ProtocolSide(Drainable, Protocol):
-    """One protocol's server, from accepted sockets to Kafka and back."""
-
-    name: str
-    listeners: list[Listener]
-
-    def add(self, listener: Listener) -> None:
-        """Add a listener, before the start."""
-
-    def accept(self, entrance: Entrance) -> asyncio.BaseProtocol:
-        """Return the asyncio protocol for a new socket of a listener."""
-        ...
-
-    async def start(self) -> None:
-        """Listen; raises ListenError if an address cannot be bound."""
-
-    def stop_receiving(self) -> None:
-        """Accept no more messages; those already received are still answered."""
-
-    async def stop(self, timeout: float) -> None:
-        """Close every connection with the protocol's own message, within `timeout` seconds."""
-
-    def statistics(self) -> msgspec.Struct:
-        """Return the counts for the metrics."""
-
-    def flowing(self) -> list[Flowing]:
-        """Return the connections that can report their flow."""
-        ...
-
-    def clients(self) -> Iterable[Connected]:
-        """Return the clients that operators can list, trace and close."""
-        ...
-
-
-def make_servers(process: Process, security: ListenerSecurity, log: Log, state: State) -> list[ProtocolSide]:
+def make_servers(process: Process, security: ListenerSecurity, log: Log, state: State) -> list[Server]:
     """Create all servers with their listeners, in start order; none of them listens yet."""
     config = process.config
     mqtt = make_mqtt(process, security, log, state)
@@ -83,7 +42,7 @@ def make_servers(process: Process, security: ListenerSecurity, log: Log, state: 
     mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt), origins)
     amqp_websockets = WebSocketEndpoint({AMQP_SUBPROTOCOL: amqp}, origins)
     rest = make_rest(process, security, log, state, {"/mqtt": mqtt_websockets, "/amqp": amqp_websockets})
-    servers: list[ProtocolSide] = [mqtt, amqp, rest]
+    servers: list[Server] = [mqtt, amqp, rest]
     for name, endpoint, limit_s in (
         ("mqtt_websocket", mqtt_websockets, config.mqtt.connect_timeout_s),
         ("amqp_websocket", amqp_websockets, config.amqp.open_timeout_s),
@@ -96,7 +55,7 @@ def make_servers(process: Process, security: ListenerSecurity, log: Log, state: 
     return servers
 
 
-def open_listeners(server: ProtocolSide, process: Process, security: ListenerSecurity) -> None:
+def open_listeners(server: Server, process: Process, security: ListenerSecurity) -> None:
     """Add the configured listeners of its protocol to a server; they do not listen yet."""
     for settings in listeners(process.config):
         if settings.protocol == server.name:

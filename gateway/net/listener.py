@@ -13,8 +13,11 @@ from typing import Annotated, Final, cast
 import msgspec
 import structlog
 
+from gateway.clients import Connected
 from gateway.config import Address
+from gateway.drain import Departing
 from gateway.failures import ExpectedError
+from gateway.flow import Flowing
 from gateway.net.descriptors import descriptors
 from gateway.net.handshakes import Factory, Handshakes
 from gateway.net.proxied import AwaitedHeaders, Proxies
@@ -191,8 +194,9 @@ class _Closed(asyncio.Protocol):
 
 
 class Server:
-    """Serves the connections of all listeners of one protocol."""
+    """One protocol's server, from the sockets of all its listeners to Kafka and back."""
 
+    name: str  # of the protocol
     stopped = False  # for good, as opposed to paused listeners
 
     def __init__(self) -> None:
@@ -201,6 +205,10 @@ class Server:
     def add(self, listener: Listener) -> None:
         """Serve this listener too. Must be called before the start."""
         self.listeners.append(listener)
+
+    def accept(self, entrance: Entrance) -> asyncio.BaseProtocol:
+        """Return the asyncio protocol for a new socket of a listener."""
+        raise NotImplementedError
 
     async def start(self) -> None:
         """Listen; raise ListenError when an address cannot be bound."""
@@ -217,6 +225,30 @@ class Server:
         self.stopped = True
         for listener in self.listeners:
             listener.close()
+
+    def stop_receiving(self) -> None:
+        """Accept no more messages; those already received are still answered."""
+        self.stop_accepting()
+
+    async def stop(self, timeout: float) -> None:
+        """Close every connection with the protocol's own message, within `timeout` seconds."""
+        raise NotImplementedError
+
+    def departing(self) -> Iterable[Departing]:
+        """Return every connection, to be closed when the gateway stops."""
+        return ()
+
+    def flowing(self) -> list[Flowing]:
+        """Return the connections that can report their flow, for /flow."""
+        return []
+
+    def clients(self) -> Iterable[Connected]:
+        """Return the clients that operators can list, trace and close."""
+        return ()
+
+    def statistics(self) -> msgspec.Struct:
+        """Return the counts for the metrics."""
+        raise NotImplementedError
 
 
 def listen_error(key: str, address: Address, error: OSError) -> str:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
-
-import msgspec
 
 from flowcontrol.budget import Budget
 from gateway.clients import Connected
-from gateway.drain import Departing
 from gateway.flow import Flowing
 from gateway.net.alarms import Alarms
 from gateway.net.listener import Server
@@ -58,14 +55,6 @@ class ProtocolServer(Server, abc.ABC):
     @abc.abstractmethod
     def close_connections(self) -> None:
         """Close every connection with the protocol's own message that the gateway stops."""
-
-    @abc.abstractmethod
-    def statistics(self) -> msgspec.Struct:
-        """Return the counts for the metrics."""
-
-    @abc.abstractmethod
-    def departing(self) -> Iterable[Departing]:
-        """Return every connection, to be closed when the gateway stops."""
 
     def _handlers(self) -> Iterator[Handler]:
         # A handler knows its pump only when the TLS handshake is done, for which a client may let us wait.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final
 
 import msgspec
 from aiohttp import web
 
-from gateway.clients import Connected
 from gateway.config import SecurityConfig
-from gateway.flow import Flowing
 from gateway.net.http_server import SERVER, HttpConnection, HttpServer
 from gateway.net.protocol_listener import ProtocolServer
 from gateway.net.strangers import Strangers
@@ -139,7 +137,10 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 class WebSocketServer(HttpServer):
-    """Serves WebSocket handshakes only, at any path."""
+    """Serves WebSocket handshakes only, at any path.
+
+    After the upgrade, connections belong to the subprotocol's server, which stops, drains and lists them.
+    """
 
     def __init__(
         self,
@@ -153,22 +154,6 @@ class WebSocketServer(HttpServer):
         """`name` is the listeners' name for the protocol; `security` has the host names that are accepted."""
         super().__init__(name, self._open, _refusal, security, head_timeout_s=handshake_timeout_s, strangers=strangers)
         self._endpoint = endpoint
-
-    def departing(self) -> Iterable[HttpConnection]:
-        """Return none: after the upgrade, connections belong to the subprotocol's server."""
-        return ()
-
-    def stop_receiving(self) -> None:
-        """Close the listening sockets; the subprotocol's own server stops the open WebSockets."""
-        self.stop_accepting()
-
-    def flowing(self) -> list[Flowing]:
-        """Return none: after the upgrade, connections belong to the subprotocol's server."""
-        return []
-
-    def clients(self) -> list[Connected]:
-        """Return none, for the same reason."""
-        return []
 
     def statistics(self) -> Statistics:
         """Return the counts so far."""
