@@ -11,7 +11,8 @@ memory of an idle connection, and a small message may inflate to a huge one.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any, Final, cast
 
 from gateway.net.listener import Server
 from gateway.net.pump import LINGER_S
@@ -27,13 +28,16 @@ from protocols.websocket import (
     write_frame,
 )
 
-_NOTHING_EXTRA: Final[dict[str, Any]] = {}  # shared; asyncio would make an unused one for each transport
 _NORMAL: Final = close_frame(NORMAL_CLOSURE)
 _RESTARTING: Final = close_frame(SERVICE_RESTART, "the gateway stops")
 
 
-class WebSocket(asyncio.Transport, asyncio.Protocol):
-    """The server's side of one WebSocket after its opening handshake."""
+class WebSocket(asyncio.Protocol):
+    """The server's side of one WebSocket after its opening handshake.
+
+    For the user it is a transport: what it does not define itself (pauses of reading, the write buffer, `abort`) is the
+    socket's. A ping is not answered while reading is paused.
+    """
 
     __slots__ = ("_closing", "_draining", "_frames", "_ping", "_server", "_socket", "_user", "_writable")
 
@@ -42,7 +46,6 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
 
         `server` is the subprotocol's. After it has stopped, our Close frames say that the service restarts.
         """
-        super().__init__(_NOTHING_EXTRA)
         self._socket = transport
         self._user = user
         self._server = server
@@ -55,7 +58,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
     def start(self, received: bytes) -> None:
         """Take over the socket; `received` are the bytes behind the opening handshake."""
         self._socket.set_protocol(self)
-        self._user.connection_made(self)
+        self._user.connection_made(cast("asyncio.Transport", self))
         if received:
             self.data_received(received)
 
@@ -101,6 +104,10 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         if not self._closing:
             self._socket.write(write_frame(BINARY, data))
 
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        """See `write`."""
+        self.write(b"".join(parts))
+
     def can_write_eof(self) -> bool:
         """Return True, also over TLS: a Close frame signals the end of data."""
         return True
@@ -115,45 +122,8 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self.write_eof()
         self._socket.close()
 
-    def abort(self) -> None:
-        """Abort the socket."""
-        self._socket.abort()
-
-    def is_closing(self) -> bool:
-        """Whether the socket is closing or closed."""
-        return self._socket.is_closing()
-
-    def pause_reading(self) -> None:
-        """Stop reading the socket; pings are not answered meanwhile."""
-        self._socket.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Resume reading the socket."""
-        self._socket.resume_reading()
-
-    def is_reading(self) -> bool:
-        """Whether the socket is being read."""
-        return self._socket.is_reading()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set the marks of the socket's write buffer, in bytes."""
-        self._socket.set_write_buffer_limits(high, low)
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Return the low and the high mark."""
-        return self._socket.get_write_buffer_limits()
-
-    def get_write_buffer_size(self) -> int:
-        """Return the number of unsent bytes, including frame headers."""
-        return self._socket.get_write_buffer_size()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the socket's `peername`, `peercert` and so on."""
-        return self._socket.get_extra_info(name, default)
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        """Return the protocol that gets the bytes."""
-        return self._user
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
 
     # inside
 

@@ -273,7 +273,6 @@ async def test_it_is_the_sockets_transport() -> None:
     assert websocket.is_reading()
     websocket.write(b"ab")
     assert websocket.get_write_buffer_size() == 4
-    assert websocket.get_protocol() is user
     assert websocket.eof_received() is False
     websocket.abort()
     error = OSError("reset")
