@@ -35,14 +35,14 @@ class ExpectedError(Exception):
 class Repeats:
     """Lets the same thing pass once per interval, and counts it meanwhile; used for log lines."""
 
-    def __init__(self, interval_s: float, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, interval_s: float, most: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         """At most `most` things are remembered. `clock` returns monotonic seconds."""
         self._interval_s = interval_s
         self._most = most
         self._clock = clock
         self._seen: dict[Hashable, tuple[float, int]] = {}
 
-    def suppressed(self, thing: Hashable) -> int | None:
+    def suppressed(self, thing: Hashable = None) -> int | None:
         """Return how often `thing` was suppressed since it last passed; None if it is suppressed now too."""
         now = self._clock()
         passed, count = self._seen.get(thing, (float("-inf"), 0))

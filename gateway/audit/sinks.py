@@ -12,6 +12,7 @@ import structlog
 
 from gateway.audit.trail import Audit
 from gateway.config import ConfigError
+from gateway.failures import Repeats
 from gateway.kafka.cluster.topic_info import InternalTopic
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
@@ -42,7 +43,7 @@ class FileSink:
         self._writing: asyncio.Task[None] | None = None
         self._reopens = False
         self._torn = False  # the last line is incomplete
-        self._logged_at = float("-inf")
+        self._repeats = Repeats(LOG_S)
         try:
             self._file = self._open()
         except OSError as error:
@@ -103,9 +104,7 @@ class FileSink:
     def _failed(self, error: OSError, lines: int) -> None:
         self._audit.counts.write_errors_total += 1
         self._audit.counts.dropped_total += lines
-        now = asyncio.get_running_loop().time()
-        if now - self._logged_at >= LOG_S:
-            self._logged_at = now
+        if self._repeats.suppressed() is not None:
             log.error("the audit file cannot be written", file=str(self._path), reason=error.strerror, lines=lines)
 
     async def stop(self) -> None:

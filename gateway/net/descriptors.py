@@ -10,11 +10,11 @@ import asyncio
 import logging
 import os
 import resource
-import time
 from typing import Annotated, Final, Protocol
 
 import msgspec
 
+from gateway.failures import Repeats
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
 
@@ -49,7 +49,7 @@ class Descriptors:
     def __init__(self) -> None:
         self.paused = False
         self._pauses = 0
-        self._warned_at = float("-inf")
+        self._repeats = Repeats(WARN_INTERVAL_S)
         self.listeners: set[Pausable] = set()  # the listeners to pause
         self._spawn: Spawn | None = None
 
@@ -63,9 +63,7 @@ class Descriptors:
             return
         self.paused = True
         self._pauses += 1
-        now = time.monotonic()
-        if now - self._warned_at >= WARN_INTERVAL_S:
-            self._warned_at = now
+        if self._repeats.suppressed() is not None:
             log.error(
                 "all but %d of %d open files are in use: no connection is accepted until some are closed"
                 " (raise the limit: ulimit -n, LimitNOFILE)", RESERVE, _limit(),

@@ -16,7 +16,7 @@ import structlog
 from gateway.clients import Connected
 from gateway.config import Address
 from gateway.drain import Departing
-from gateway.failures import ExpectedError
+from gateway.failures import ExpectedError, Repeats
 from gateway.flow import Flowing
 from gateway.net.descriptors import descriptors
 from gateway.net.handshakes import Factory, Handshakes
@@ -88,7 +88,7 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._bound = ""
         self.accepted = self.refused = 0
-        self._warned_at = float("-inf")
+        self._repeats = Repeats(WARN_INTERVAL_S)
 
     async def start(self) -> None:
         """Bind and accept; raise ListenError when the address cannot be bound."""
@@ -123,9 +123,7 @@ class Listener:
 
     def _refuse(self, most: int) -> None:
         self.refused += 1
-        now = asyncio.get_running_loop().time()
-        if now - self._warned_at >= WARN_INTERVAL_S:
-            self._warned_at = now
+        if self._repeats.suppressed() is not None:
             log.warning("connection closed", listener=self.name, max_connections=most, further="none for a minute")
 
     @property

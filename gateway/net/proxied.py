@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Protocol, cast
 import msgspec
 import structlog
 
+from gateway.failures import Repeats
 from gateway.net.strangers import Stranger, Strangers
 from gateway.security.throttle import address_of, peer_of
 from gateway.statistics import counter, gauge
@@ -68,7 +69,7 @@ class Proxies:
         self._trusted = trusted
         self._common_names = common_names
         self._counts = ProxyStatistics()
-        self._warned_at = float("-inf")
+        self._repeats = Repeats(WARN_INTERVAL_S)
         self.waiting = 0  # connections whose header is not complete yet
 
     def trusts(self, peer: object) -> bool:
@@ -98,9 +99,7 @@ class Proxies:
         self._warn(f"connection refused, no valid PROXY header: {reason}", peer)
 
     def _warn(self, event: str, peer: object) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._warned_at >= WARN_INTERVAL_S:
-            self._warned_at = now
+        if self._repeats.suppressed() is not None:
             log.warning(event, peer=peer[0] if isinstance(peer, tuple) else "unknown", further="none for a minute")
 
     def statistics(self) -> ProxyStatistics:

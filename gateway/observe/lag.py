@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import structlog
 
+from gateway.failures import Repeats
 from gateway.statistics import Histogram, gauge, histogram
 
 log = structlog.get_logger(__name__)
@@ -59,8 +60,7 @@ class LoopLag:
         self._interrupts = False
         self._cpu = 0.0  # CPU time of the loop's thread at the timer's last call
         self._seen: collections.Counter[str] = collections.Counter()  # what ran while the timer was overdue
-        self._logged_at = float("-inf")
-        self._unlogged = 0
+        self._repeats = Repeats(LOG_S)
 
     def start(self) -> None:
         """Start measuring. Call it in the loop's thread."""
@@ -100,20 +100,17 @@ class LoopLag:
     def _report(self, took: float, lag: float) -> None:
         self._slow.observe(took)
         self._longest = max(self._longest, took)
-        now = self._loop.time()
-        if now - self._logged_at < LOG_S:
-            self._unlogged += 1
+        unlogged = self._repeats.suppressed()
+        if unlogged is None:
             return
-        self._logged_at = now
         seen = self._seen.most_common(1)
         log.warning(
             "slow turn of the event loop",
             cpu_s=round(took, 3),
             lag_s=round(lag, 3),
             running=seen[0][0] if seen else "unknown, it ended before it was sampled",
-            unlogged=self._unlogged,
+            unlogged=unlogged,
         )
-        self._unlogged = 0
 
     def _sample(self, _number: int, frame: FrameType | None) -> None:
         """Count the function that runs now: `SLOW_S` of CPU time has passed since the timer's last call.
