@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from aiohttp import web
 import trustme
+from aiohttp import web
 from prometheus_client import start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -11,8 +11,10 @@ import aiohttp
 import paho.mqtt.client as paho
 import pytest
 
+from protocols.mqtt.encoding import encode_packet
+from protocols.mqtt.packets import Connect, Disconnect, Subscribe, Subscription, Version, Will
 from tests.support.gateway import GatewayProcess
-from tests.support.mqtt import PahoClient
+from tests.support.mqtt import PahoClient, RawClient
 from tests.support.waiting import wait_until
 from tests.support.websocket import CLOSE, frame, handshake, parse
 
@@ -109,3 +111,26 @@ async def test_a_stop_closes_over_websocket_too(bootstrap: str, new_gateway: Cal
         await wait_until(lambda one=client: one.disconnected is not None)
         assert client.disconnected.value == 0x8B
         await client.close()
+
+
+@pytest.mark.clause("MQTT-3.14.4-3")
+async def test_no_will_of_a_client_that_has_said_goodbye_before_it_closed_its_websocket(
+    gateway: GatewayProcess,
+) -> None:
+    topic = f"wills-{uuid.uuid4().hex[:8]}"
+    watcher = await RawClient.connect(gateway.address("mqtt"))
+    await watcher.subscribe(topic)
+    async with aiohttp.ClientSession() as http:
+        for number in range(5):
+            socket = await http.ws_connect(f"http://{gateway.addresses['http']}/mqtt", protocols=("mqtt",))
+            connect = Connect(Version.V5, f"{topic}-{number}", will=Will(topic, b"gone"))
+            await socket.send_bytes(encode_packet(connect, Version.V5))
+            await socket.receive_bytes()
+            subscribe = Subscribe(1, (Subscription(f"{topic}-{number}", 0),))
+            await socket.send_bytes(encode_packet(subscribe, Version.V5) + encode_packet(Disconnect(), Version.V5))
+            await socket.close()
+    last = await RawClient.connect(gateway.address("mqtt"))
+    await last.publish(topic, b"last")
+    assert (await watcher.message()).payload == b"last"
+    last.drop()
+    watcher.drop()
