@@ -171,10 +171,10 @@ class Coordinator:
         except DecodeError as error:
             self._reject(delivery, Error(DECODE_ERROR, str(error)))
             return
-        if isinstance(command, Declare):
-            self._declare(delivery, command)
-        else:
+        if isinstance(command, Discharge):
             self._discharge(delivery, command)
+        elif self.link.attached:  # otherwise an earlier command has ended the link, and nobody would discharge it
+            self._declare(delivery, command)
 
     def _declare(self, delivery: Any, command: Declare) -> None:
         if command.is_global:
@@ -247,7 +247,7 @@ class Transaction:
 
     def use(self) -> None:
         """Start the timer with the first message or retirement."""
-        if self._timer is None:
+        if self._timer is None and self.error is None:
             self._timer = asyncio.get_running_loop().call_later(self._coordinators.timeout_s, self._expire)
 
     def post(self, incoming: IncomingLink, delivery: Any, record: Record) -> None:
@@ -320,7 +320,7 @@ class Transaction:
                 committed
                 and state is not None
                 and peer.alive
-                and peer.engine.settle_retired(link.link, delivery, state)  # False if it is settled already
+                and peer.engine.settle_retired(link.link, delivery, record, state)  # False if it is settled already
             ):
                 link.disposition(record, state)
             link.retirement_ended()
@@ -378,8 +378,7 @@ class Transaction:
             error = None
         else:
             await self._posted()
-            await self._commit()
-            error = self.error
+            error = await self._commit()
             counts.transactions_committed += error is None
         self._coordinators.open.discard(self)
         self.coordinator.answer(delivery, error)
@@ -391,7 +390,8 @@ class Transaction:
             await self._unheld.wait()
         await self._kafka.stored()
 
-    async def _commit(self) -> None:
+    async def _commit(self) -> Error | None:
+        """Commit, or roll back and return why; what happens during the commit no longer matters."""
         async with self._ending:
             places = self._records_to_commit()
             if self.error is None:
@@ -402,8 +402,9 @@ class Transaction:
                     self.spoil(failed.reason)
                 else:
                     self._conclude(committed=True)
-                    return
+                    return None
         await self._abort()
+        return self.error
 
     async def _abort(self) -> None:
         """Roll back; idempotent."""
