@@ -55,7 +55,7 @@ class Node:
         self._queue = queue
         self._consumers: dict[NodeConsumer, None] = {}  # of a queue: the next one first
         self._returned: deque[tuple[Received, int]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
     @property
     def candidates(self) -> Collection[tuple[Subscriber, None]]:
@@ -92,8 +92,8 @@ class Node:
         if not self._queue:
             self._nodes.live_reader.resume(consumer)
             return
-        if self._timer is None:
-            self._hand_over_returned()
+        if self._returned and self._timer is None:  # later: nothing is sent while a peer's events are handled
+            self._timer = asyncio.get_running_loop().call_soon(self._return)
         self._nodes.live_reader.resume(self)
 
     @property
