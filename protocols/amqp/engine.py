@@ -324,7 +324,7 @@ class Engine(Transacting):
     def _on_flow(self, event: Any, events: list[Any]) -> None:
         link = self._links.get(native.address(lib.pn_event_link(event)))
         if link is not None and link.attached and not link.incoming:
-            events.append(CreditChanged(link, self.credit_of(link), self.drains(link)))
+            events.append(CreditChanged(link, self.drains(link)))
 
     # helpers
 
@@ -332,9 +332,8 @@ class Engine(Transacting):
         waiting, self._stalled = self._stalled, []
         for link in waiting:
             link.stalled = False
-            credit = self.credit_of(link)  # adds the link to `_stalled` again if the window is still shut
-            if credit:
-                events.append(CreditChanged(link, credit, self.drains(link)))
+            if self.credit_of(link):  # adds the link to `_stalled` again if the window is still shut
+                events.append(CreditChanged(link, self.drains(link)))
 
 
 _HANDLERS: Final[dict[int, Callable[[Engine, Any, list[Any]], None]]] = {

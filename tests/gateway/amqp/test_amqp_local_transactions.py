@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Collection
 from typing import Any
@@ -14,6 +15,7 @@ from proton import Described, Message, Terminus, symbol
 from proton.utils import LinkDetached
 
 from gateway.amqp.listener import AmqpServer
+from gateway.amqp.transactions import COMMAND_BYTES, COMMAND_CREDIT
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.transactions.kafka_transaction import KafkaTransaction
 from protocols.amqp import outcomes
@@ -664,17 +666,40 @@ async def test_a_message_whose_topic_is_found_after_the_rollback_is_not_stored(
     assert await reader.ended([topic]) == {topic: []}
 
 
-async def test_a_declare_behind_a_command_that_ends_the_link(listener: AmqpServer) -> None:
-    """Nobody could discharge the transaction."""
+@contextlib.asynccontextmanager
+async def controller_of(listener: AmqpServer) -> AsyncIterator[WireClient]:
+    """A client with a link to the coordinator."""
     host, _, port = listener.bound.rpartition(":")
     client = await WireClient.connect((host, int(port)))
-    declare = b"\x00\x53\x77\x00\x53\x31\x45"
     async with asyncio.timeout(WAIT_S):
         client.say(Frames.begin() + Frames.attach(coordinator=True))
         await client.header()
         while (await client.until(0x13))[5] <= 4:  # a flow of the link
             pass
-        client.say(Frames.transfer(0, declare, settled=True) + Frames.transfer(1, declare))
-        assert outcomes.NOT_ALLOWED.encode() in await client.until(0x16)
-    assert listener.statistics().transactions == 0
+        yield client
     await client.close()
+
+
+DECLARE = b"\x00\x53\x77\x00\x53\x31\x45"
+
+
+async def test_a_declare_behind_a_command_that_ends_the_link(listener: AmqpServer) -> None:
+    """Nobody could discharge the transaction."""
+    async with controller_of(listener) as client:
+        client.say(Frames.transfer(0, DECLARE, settled=True) + Frames.transfer(1, DECLARE))
+        assert outcomes.NOT_ALLOWED.encode() in await client.until(0x16)
+        assert listener.statistics().transactions == 0
+
+
+async def test_a_settled_command_that_is_too_large_ends_the_link(listener: AmqpServer) -> None:
+    async with controller_of(listener) as client:
+        client.say(Frames.transfer(0, bytes(COMMAND_BYTES + 1), settled=True))
+        assert outcomes.DECODE_ERROR.encode() in await client.until(0x16)
+
+
+async def test_credit_for_commands_comes_back_with_their_answers(listener: AmqpServer) -> None:
+    async with controller_of(listener) as client:
+        for number in range(3 * COMMAND_CREDIT):
+            client.say(Frames.transfer(number, DECLARE))
+            assert (await client.until(0x15)) is not None
+        assert listener.statistics().transactions == 3 * COMMAND_CREDIT
