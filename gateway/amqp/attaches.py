@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import OrderedDict
 from typing import Final
 
 import msgspec
@@ -118,7 +118,7 @@ class AttachQueue:
     __slots__ = ("_answering", "_joining", "_queued")
 
     def __init__(self) -> None:
-        self._queued: deque[Link] = deque()
+        self._queued: OrderedDict[Link, None] = OrderedDict()
         self._answering = 0  # running `answer` tasks
         self._joining: asyncio.Semaphore | None = None
 
@@ -131,11 +131,15 @@ class AttachQueue:
 
     def add(self, link: Link) -> bool:
         """Queue an attach; return whether to start one more task with `answer`."""
-        self._queued.append(link)
+        self._queued[link] = None
         if self._answering >= MAX_ATTACHES:
             return False
         self._answering += 1
         return True
+
+    def forget(self, link: Link) -> None:
+        """Remove a link that has ended: a peer may attach and detach without end while Kafka does not answer."""
+        self._queued.pop(link, None)
 
     async def answer(self, peer: AttachingPeer) -> None:
         """Answer queued attaches until none is left."""
@@ -144,7 +148,7 @@ class AttachQueue:
                 await peer.services.attaching.rest()
                 if not self._queued:
                     break
-                link = self._queued.popleft()
+                link, _ = self._queued.popitem(last=False)
                 if peer.is_detached(link):
                     continue
                 try:

@@ -482,6 +482,8 @@ class AmqpConnection(AttachingPeer):
         elif isinstance(context, OutgoingLink):
             self._outgoing.pop(context, None)
             context.leave(unsubscribe=closed, failed=failed)
+        elif self._attaches is not None:
+            self._attaches.forget(link)
         node = self.nodes.pop(link, None)
         if node is not None:
             for receiver in node.links:

@@ -50,12 +50,13 @@ class Node:
         self.address = f"{nodes.address}/{name}"  # without a tenant's prefix
         self.key = name.encode()  # of its records
         self.owner = owner  # the connection that created it
+        self.live_reader = nodes.live_reader  # of the reply topic
         self.lossy = False
         self._nodes = nodes
         self._queue = queue
         self._consumers: dict[NodeConsumer, None] = {}  # of a queue: the next one first
         self._returned: deque[tuple[Received, int]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
     @property
     def candidates(self) -> Collection[tuple[Subscriber, None]]:
@@ -90,16 +91,11 @@ class Node:
     def wake(self, consumer: NodeConsumer) -> None:
         """Resume reading for a receiver that has capacity again."""
         if not self._queue:
-            self._nodes.live_reader.resume(consumer)
+            self.live_reader.resume(consumer)
             return
-        if self._timer is None:
-            self._hand_over_returned()
-        self._nodes.live_reader.resume(self)
-
-    @property
-    def live_reader(self) -> LiveReader:
-        """The reader of the reply topic."""
-        return self._nodes.live_reader
+        if self._returned and self._timer is None:  # later: nothing is sent while a peer's events are handled
+            self._timer = asyncio.get_running_loop().call_soon(self._return)
+        self.live_reader.resume(self)
 
     def unread(self, consumer: NodeConsumer, ends: Mapping[TopicPartition, int]) -> int:
         """See `NodeConsumer.unread`."""
@@ -116,7 +112,7 @@ class Node:
         """Remove a receiver."""
         self._consumers.pop(consumer, None)
         if not self._queue:
-            self._nodes.live_reader.forget(consumer)
+            self.live_reader.forget(consumer)
 
     def delete(self) -> None:
         """See `Nodes.delete`."""
@@ -130,7 +126,7 @@ class Node:
         self._returned.clear()
         subscribers: tuple[Subscriber, ...] = (self, *self._consumers)
         for subscriber in subscribers:
-            self._nodes.live_reader.forget(subscriber)
+            self.live_reader.forget(subscriber)
 
     def _return(self) -> None:
         self._timer = None

@@ -111,13 +111,12 @@ class Coordinators:
 class Coordinator:
     """A link on which a peer declares and discharges transactions; the `context` of the engine's link."""
 
-    __slots__ = ("_coordinators", "_unanswered", "link", "peer", "transactions")
+    __slots__ = ("_coordinators", "link", "peer", "transactions")
 
     def __init__(
         self, coordinators: Coordinators, peer: Peer, link: Link, transactions: dict[bytes, Transaction]
     ) -> None:
         self._coordinators = coordinators
-        self._unanswered = 0
         self.transactions = transactions  # the connection's transactions by txn-id
         self.link = link  # the engine's
         self.peer = peer  # the connection
@@ -125,22 +124,19 @@ class Coordinator:
     def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
         """Handle commands; see `IncomingLink.receive`."""
         for delivery, data in zip(deliveries, messages, strict=True):
-            self._unanswered += 1
             self._command(delivery, data)
 
     def oversized(self, delivery: Any, size: int, transaction: Transaction | None) -> None:
         """Refuse a message that is too large to be a command."""
-        self._unanswered += 1
         self._reject(delivery, Error(DECODE_ERROR, f"a message of {size} bytes is no command"))
 
     def post(self, transaction: Transaction | None, delivery: Any, data: bytes, now_ms: int) -> None:
         """Close the link: a command cannot be part of a transaction."""
-        self._unanswered += 1
         self._end(Error(NOT_ALLOWED, "a command cannot be part of a transaction"))
 
     def top_up(self) -> None:
         """Grant credit for commands, when it is worth a frame."""
-        grant = COMMAND_CREDIT - self.link.credit - self._unanswered
+        grant = COMMAND_CREDIT - self.link.credit - self.link.held  # those that are not answered yet
         if self.link.attached and not self.peer.quiescing and grant > COMMAND_CREDIT // 2:
             self.peer.engine.grant(self.link, grant)
 
@@ -151,7 +147,6 @@ class Coordinator:
         if error is not None:
             self._reject(delivery, error)
         else:
-            self._unanswered -= 1
             self.peer.engine.settle_delivery(self.link, delivery, STATE_ACCEPTED)
         self.top_up()
         self.peer.flush_soon()
@@ -171,10 +166,10 @@ class Coordinator:
         except DecodeError as error:
             self._reject(delivery, Error(DECODE_ERROR, str(error)))
             return
-        if isinstance(command, Declare):
-            self._declare(delivery, command)
-        else:
+        if isinstance(command, Discharge):
             self._discharge(delivery, command)
+        elif self.link.attached:  # otherwise an earlier command has ended the link, and nobody would discharge it
+            self._declare(delivery, command)
 
     def _declare(self, delivery: Any, command: Declare) -> None:
         if command.is_global:
@@ -188,7 +183,6 @@ class Coordinator:
             self._reject(delivery, declared)
             return
         self.transactions[declared.id] = declared
-        self._unanswered -= 1
         self.peer.engine.settle_declared(self.link, delivery, declared.id)
 
     def _discharge(self, delivery: Any, command: Discharge) -> None:
@@ -200,12 +194,11 @@ class Coordinator:
         transaction.discharge(delivery, fail=command.fail)
 
     def _reject(self, delivery: Any, error: Error) -> None:
-        """Reject a command, or close the link if the controller does not support `rejected` (part 4.2)."""
+        """Reject a command; close the link if it was sent settled or the controller does not support it (part 4.2)."""
         outcomes = self.link.source.outcomes
-        if outcomes and _REJECTED_OUTCOME not in outcomes:
+        if delivery is None or (outcomes and _REJECTED_OUTCOME not in outcomes):
             self._end(error)
             return
-        self._unanswered -= 1
         self.peer.engine.settle_delivery(self.link, delivery, State(REJECTED, error=error))
 
     def _end(self, error: Error) -> None:
@@ -247,7 +240,7 @@ class Transaction:
 
     def use(self) -> None:
         """Start the timer with the first message or retirement."""
-        if self._timer is None:
+        if self._timer is None and self.error is None:
             self._timer = asyncio.get_running_loop().call_later(self._coordinators.timeout_s, self._expire)
 
     def post(self, incoming: IncomingLink, delivery: Any, record: Record) -> None:
@@ -320,7 +313,7 @@ class Transaction:
                 committed
                 and state is not None
                 and peer.alive
-                and peer.engine.settle_retired(link.link, delivery, state)  # False if it is settled already
+                and peer.engine.settle_retired(link.link, delivery, record, state)  # False if it is settled already
             ):
                 link.disposition(record, state)
             link.retirement_ended()
@@ -378,8 +371,7 @@ class Transaction:
             error = None
         else:
             await self._posted()
-            await self._commit()
-            error = self.error
+            error = await self._commit()
             counts.transactions_committed += error is None
         self._coordinators.open.discard(self)
         self.coordinator.answer(delivery, error)
@@ -391,7 +383,8 @@ class Transaction:
             await self._unheld.wait()
         await self._kafka.stored()
 
-    async def _commit(self) -> None:
+    async def _commit(self) -> Error | None:
+        """Commit, or roll back and return why; what happens during the commit no longer matters."""
         async with self._ending:
             places = self._records_to_commit()
             if self.error is None:
@@ -402,8 +395,9 @@ class Transaction:
                     self.spoil(failed.reason)
                 else:
                     self._conclude(committed=True)
-                    return
+                    return None
         await self._abort()
+        return self.error
 
     async def _abort(self) -> None:
         """Roll back; idempotent."""

@@ -2,6 +2,7 @@
 #include "mapping/amqp/_native.h"
 
 #define NAME_SLOTS 256 /* slots of the name cache; a power of two */
+#define CACHED_NAME 100 /* bytes; a longer name is not cached */
 
 /* Cache of application properties' names: applications use few. A new name replaces the former one in its slot. */
 static struct {
@@ -346,6 +347,10 @@ name_of(const Simple *raw)
     if (!name) {
         Py_XDECREF(fresh);
         return NULL;
+    }
+    if (raw->size > CACHED_NAME) {
+        Py_DECREF(fresh);
+        return name;
     }
     PyObject *old_raw = cached_names[hash].raw, *old_name = cached_names[hash].name; /* the call may have replaced them */
     cached_names[hash].raw = fresh;

@@ -299,13 +299,14 @@ def _from_headers(headers: tuple[Header, ...]) -> bytes:
     if own:
         letters = types if types is not None and len(types) == len(own) else None
         pairs: list[bytes] = []
-        taken: set[str] = set()
+        taken: dict[str, int] = {}  # the last number behind each name
         for place, (name, value) in enumerate(own):
-            unique, number = name, 0
+            unique, number = name, taken.get(name, 0)
             while unique in taken:  # a map must not repeat a name; Kafka's headers may
                 number += 1
                 unique = f"{name}.{number}"
-            taken.add(unique)
+            taken[unique] = 0
+            taken[name] = number
             pairs.append(primitives.string(unique))
             pairs.append(property_value(None if letters is None else letters[place], value))
         parts.append(primitives.described(APPLICATION_PROPERTIES, primitives.map_of(pairs)))

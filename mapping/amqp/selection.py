@@ -44,6 +44,7 @@ from protocols.amqp.selectors.parser import compile_selector
 
 AMQP_PREFIX: Final = "amqp."
 ANNOTATION_PREFIX: Final = "amqp.annotation."
+_CACHED_CHARACTERS: Final = 1000  # of all header names together; the types of longer ones are not cached
 _NUMBER_LIMIT: Final = 20  # digits: no 64-bit integer has more
 _INTEGERS: Final = frozenset("BHILghilt")  # letters of `amqp.types`
 _FLOATS: Final = frozenset("fd")
@@ -74,7 +75,9 @@ class _Message:
         types = self.field(AMQP_TYPES)
         if types is not None:
             if self._types is None:
-                self._types = _letters(tuple([name for name, _ in self.record.headers]), types)
+                names = tuple([name for name, _ in self.record.headers])
+                find = _cached_letters if sum(map(len, names)) <= _CACHED_CHARACTERS else _letters
+                self._types = find(names, types)
             letter = self._types.get(stored)
             if letter is not None:
                 return _typed(raw, letter)
@@ -102,12 +105,14 @@ def _annotations(stored: bytes) -> Pairs:
     return Pairs()
 
 
-@functools.lru_cache(maxsize=128)
 def _letters(names: tuple[str, ...], types: bytes) -> dict[str, str]:
-    """Return type letters by header name; an empty dict if their number does not match. Cached: shapes repeat."""
+    """Return type letters by header name; an empty dict if their number does not match."""
     own = [name for name in names if property_name(name) is not None]
     letters = types.decode("ascii", "replace")
     return dict(zip(reversed(own), reversed(letters), strict=True)) if len(letters) == len(own) else {}
+
+
+_cached_letters: Final = functools.lru_cache(maxsize=128)(_letters)  # shapes repeat
 
 
 _Read = Callable[[_Message], Value]

@@ -7,7 +7,6 @@ property.
 
 from __future__ import annotations
 
-import functools
 import math
 import uuid
 from collections.abc import Callable
@@ -80,7 +79,6 @@ def header_name(name: str) -> str:
     return stored_name(name)
 
 
-@functools.lru_cache(maxsize=4096)
 def property_name(stored: str) -> str | None:
     """Return the application property's name for a header's name; None when the header is one of the gateway's."""
     if stored.startswith(CLOUD_EVENTS_KAFKA) and len(stored) > len(CLOUD_EVENTS_KAFKA):

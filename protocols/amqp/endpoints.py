@@ -184,9 +184,9 @@ class Endpoints:
         self._remote_opened = True
         try:
             container = native.text(lib.pn_connection_remote_container(self._conn)) or ""
-            hostname = native.text(lib.pn_connection_remote_hostname(self._conn))
-            properties = native.mapping(lib.pn_connection_remote_properties(self._conn))
-            desired = native.symbols(lib.pn_connection_remote_desired_capabilities(self._conn))
+            native.text(lib.pn_connection_remote_hostname(self._conn))  # this and the next ones are only checked
+            native.mapping(lib.pn_connection_remote_properties(self._conn))
+            native.symbols(lib.pn_connection_remote_desired_capabilities(self._conn))
         except DecodeError as error:
             self._fail(events, f"open: {error}", outcomes.DECODE_ERROR)
             return
@@ -194,7 +194,7 @@ class Endpoints:
         if 0 < idle_ms < LEAST_IDLE_MS:  # part 2.4.5: a peer that cannot support the time-out closes with an error
             self._fail(events, f"an idle time-out of {idle_ms} ms is too short", outcomes.NOT_ALLOWED)
             return
-        events.append(ConnectionOpened(container, hostname, self._with_sasl, properties, desired))
+        events.append(ConnectionOpened(container, self._with_sasl))
 
     def _on_close(self, _event: Any, events: list[Any]) -> None:
         self.over = True

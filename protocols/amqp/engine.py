@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from protocols.amqp import native, outcomes
+from protocols.amqp.endpoints import UNANSWERED_LIMIT
 from protocols.amqp.events import (
     CreditChanged,
     DeliveriesAccepted,
@@ -202,11 +203,26 @@ class Engine(Transacting):
         handle = lib.pn_delivery_link(delivery)
         found = self._links.get(native.address(handle))
         if found is None or not found.attached:
+            if found is not None and found.incoming:
+                self._discard(found, events)
             return
         if not found.incoming:
             self._on_disposition(found, delivery, events)
         elif lib.pn_delivery_readable(delivery):  # otherwise the peer updated a delivery that we have yet to settle
             self._on_transfer(found, delivery, events)
+
+    def _discard(self, link: Link, events: list[Any]) -> None:
+        """Drop what arrives for a link that we have detached: proton would keep it until the peer detaches, too."""
+        handle = link.handle
+        while current := lib.pn_link_current(handle):
+            while lib.pn_link_recv(handle, _scratch, _SCRATCH_BYTES) > 0:
+                pass
+            if lib.pn_delivery_partial(current):
+                return
+            lib.pn_link_advance(handle)
+            link.credit -= 1
+        if link.credit < -UNANSWERED_LIMIT:
+            self._fail(events, "transfers beyond the credit of a detached link", outcomes.TRANSFER_LIMIT_EXCEEDED)
 
     def _on_transfer(self, link: Link, delivery: Any, events: list[Any]) -> None:
         if link.partial is None:
@@ -308,7 +324,7 @@ class Engine(Transacting):
     def _on_flow(self, event: Any, events: list[Any]) -> None:
         link = self._links.get(native.address(lib.pn_event_link(event)))
         if link is not None and link.attached and not link.incoming:
-            events.append(CreditChanged(link, self.credit_of(link), self.drains(link)))
+            events.append(CreditChanged(link, self.drains(link)))
 
     # helpers
 
@@ -316,9 +332,8 @@ class Engine(Transacting):
         waiting, self._stalled = self._stalled, []
         for link in waiting:
             link.stalled = False
-            credit = self.credit_of(link)  # adds the link to `_stalled` again if the window is still shut
-            if credit:
-                events.append(CreditChanged(link, credit, self.drains(link)))
+            if self.credit_of(link):  # adds the link to `_stalled` again if the window is still shut
+                events.append(CreditChanged(link, self.drains(link)))
 
 
 _HANDLERS: Final[dict[int, Callable[[Engine, Any, list[Any]], None]]] = {

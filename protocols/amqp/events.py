@@ -12,7 +12,6 @@ import msgspec
 
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import Error, State
-from protocols.amqp.primitives import Pairs
 
 
 class SaslInitReceived(msgspec.Struct, frozen=True, gc=False):
@@ -20,7 +19,6 @@ class SaslInitReceived(msgspec.Struct, frozen=True, gc=False):
 
     mechanism: str
     response: bytes | None
-    hostname: str | None
 
 
 class SaslResponseReceived(msgspec.Struct, frozen=True, gc=False):
@@ -33,10 +31,7 @@ class ConnectionOpened(msgspec.Struct, frozen=True, gc=False):
     """The peer's open (part 2.7.1); answer with `open` or `close`."""
 
     container_id: str
-    hostname: str | None
     with_sasl: bool
-    properties: Pairs
-    desired_capabilities: tuple[str, ...]
 
 
 class LinkRequested(msgspec.Struct, frozen=True, gc=False):
@@ -106,10 +101,9 @@ class Retired(msgspec.Struct, frozen=True, gc=False):
 
 
 class CreditChanged(msgspec.Struct, frozen=True, gc=False):
-    """The peer changed an outgoing link's credit, or its session window opened again."""
+    """The peer changed an outgoing link's credit, or its session window opened again; see `Engine.credit_of`."""
 
     link: Link
-    credit: int  # how many deliveries may be sent now
     drain: bool  # part 2.6.7: send the messages that are available now, then call `drained`
 
 

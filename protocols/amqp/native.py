@@ -19,7 +19,7 @@ from protocols.amqp.primitives import DecodeError, Described, Pairs
 ffi: Final[Any] = cproton.ffi
 lib: Final[Any] = cproton.lib
 
-DESCRIPTION_LIMIT: Final = 200  # characters of an error description that we send: it must fit a frame of 512 bytes
+DESCRIPTION_LIMIT: Final = 200  # bytes of an error description that we send: it must fit a frame of 512 bytes
 _EXPIRY: Final = {
     int(lib.PN_EXPIRE_WITH_LINK): "link-detach",
     int(lib.PN_EXPIRE_WITH_SESSION): "session-end",
@@ -188,12 +188,17 @@ def condition(handle: Any) -> Error | None:
     return Error(name, description)
 
 
+def description_of(error: Error) -> str:
+    """Return the description of an error that we send, up to `DESCRIPTION_LIMIT`."""
+    text = error.description[:DESCRIPTION_LIMIT].replace("\0", " ")
+    return text.encode(errors="replace")[:DESCRIPTION_LIMIT].decode(errors="ignore")
+
+
 def set_condition(handle: Any, error: Error | None) -> None:
     """Set the error with which an endpoint is closed or a delivery is rejected; None leaves it unset."""
     if error is not None:
         lib.pn_condition_set_name(handle, error.condition.encode())
-        description = error.description[:DESCRIPTION_LIMIT].replace("\0", " ")
-        lib.pn_condition_set_description(handle, description.encode(errors="replace"))
+        lib.pn_condition_set_description(handle, description_of(error).encode())
         if error.info:
             items = [
                 encoded

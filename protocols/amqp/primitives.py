@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from protocols.amqp.outcomes import DECODE_ERROR
 
 DEPTH_LIMIT: Final = 32  # nested compounds; Artemis has the same limit
+EMPTY_LIMIT: Final = 16  # items of an array that have no bytes: each costs memory that its sender did not pay for
 
 
 class DecodeError(ValueError):
@@ -232,8 +233,8 @@ def _array_items(data: bytes, at: int, end: int, depth: int, types: Types) -> li
     at += 1
     if at > end:
         raise DecodeError("an array ends too early")
-    empty = _WIDTHS.get(code[0]) == 0
-    if count > (end - at if not empty else DEPTH_LIMIT * 1024):
+    # An item becomes an object, and so does each of its descriptors.
+    if count * max(1, len(descriptors)) > max(end - at, EMPTY_LIMIT):
         raise DecodeError("a count that exceeds the size")
     items: list[Any] = []
     for _ in range(count):

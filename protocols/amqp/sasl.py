@@ -116,7 +116,7 @@ class SaslLayer:
                 self._waiting = True
                 self.outcome(SaslCode.AUTH)
                 return None
-            return SaslInitReceived(str(mechanism), response, hostname)
+            return SaslInitReceived(str(mechanism), response)
         if code == RESPONSE and self._started:
             if not isinstance(fields[0], bytes):
                 raise DecodeError("a SASL response with invalid fields")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from protocols.amqp import native, outcomes, transactions
 from protocols.amqp.endpoints import Endpoints
 from protocols.amqp.events import Retired
 from protocols.amqp.links import Link
 from protocols.amqp.native import lib
-from protocols.amqp.outcomes import State
+from protocols.amqp.outcomes import Error, State
 from protocols.amqp.primitives import DecodeError
 
 
@@ -26,6 +28,9 @@ class Transacting(Endpoints):
 
     def settle_posted(self, link: Link, delivery: Any, txn_id: bytes, state: State) -> None:
         """Settle a received delivery with its outcome within a transaction (part 4.4.1)."""
+        if state.error is not None:
+            error = Error(state.error.condition, native.description_of(state.error))
+            state = msgspec.structs.replace(state, error=error)
         fields = transactions.transactional_state(txn_id, state)
         self._settle_with(link, delivery, transactions.TRANSACTIONAL_STATE, fields)
 
@@ -37,16 +42,18 @@ class Transacting(Endpoints):
         lib.pn_delivery_update(handle, code)
         lib.pn_delivery_settle(handle)
 
-    def settle_retired(self, link: Link, delivery: Any, state: State) -> bool:
+    def settle_retired(self, link: Link, delivery: Any, token: Any, state: State) -> bool:
         """Settle a delivery that we sent and that a committed transaction retired (part 4.4.2).
 
         Returns:
             False when it is no longer unsettled: the peer has settled it in the meantime, or the link is detached.
+            Another delivery may have its handle then, and has another token.
         """
-        sent = self._sent.pop(delivery, None)
-        if sent is None:
+        owner, held, size = self._sent.get(delivery, (None, None, 0))
+        if owner is not link or held is not token:
             return False
-        link.release(1, sent[2])
+        del self._sent[delivery]
+        link.release(1, size)
         handle = native.delivery_at(delivery)
         lib.pn_delivery_update(handle, state.code)
         lib.pn_delivery_settle(handle)

@@ -127,6 +127,8 @@ class IncomingLink:
                 self.refuse(delivery, Outcome.DENIED, reason, transaction=transaction)
             elif transaction is None:
                 submit(record, peer, (self, delivery), sender)
+            elif (error := transaction.error) is not None:
+                self.refuse(delivery, Outcome.BUSY, error.description, error.condition, transaction=transaction)
             else:
                 transaction.post(self, delivery, record)
 
@@ -135,8 +137,6 @@ class IncomingLink:
         self.window.arrive(len(data))
         if transaction is None:
             self.refuse(delivery, Outcome.BUSY, "no transaction has this txn-id", UNKNOWN_ID)
-        elif (error := transaction.error) is not None:
-            self.refuse(delivery, Outcome.BUSY, error.description, error.condition, transaction=transaction)
         else:
             transaction.use()
             self._take((delivery,), (data,), now_ms, transaction)

@@ -21,6 +21,7 @@ from protocols.amqp.links import Link
 from protocols.amqp.outcomes import NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED_ACCESS
 
 KNOWN_ADDRESSES: Final = 256  # cached mappers of one link; more addresses make it build mappers again
+KNOWN_CHARACTERS: Final = 256  # a mapper for a longer address, which may have a key of any length, is not cached
 _OUTCOMES: Final = {NOT_FOUND: Outcome.UNKNOWN_TOPIC, UNAUTHORIZED_ACCESS: Outcome.DENIED}
 
 
@@ -86,9 +87,10 @@ class RelayLink(IncomingLink):
         known, mapper = self._known.get(to, (None, None))
         if mapper is None or known is not info:
             mapper = Mapper(self._peer.destination(to, address, info))
-            if len(self._known) >= KNOWN_ADDRESSES:
-                self._known.clear()
-            self._known[to] = (info, mapper)
+            if len(to) <= KNOWN_CHARACTERS:
+                if len(self._known) >= KNOWN_ADDRESSES:
+                    self._known.clear()
+                self._known[to] = (info, mapper)
         self.mapper = mapper
         if address.partition is not None and address.partition >= info.partitions:
             reason = f"{address.topic} has {info.partitions} partitions"

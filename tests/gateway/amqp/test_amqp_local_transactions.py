@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Collection
 from typing import Any
@@ -14,9 +15,13 @@ from proton import Described, Message, Terminus, symbol
 from proton.utils import LinkDetached
 
 from gateway.amqp.listener import AmqpServer
+from gateway.amqp.transactions import COMMAND_BYTES, COMMAND_CREDIT
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.transactions.kafka_transaction import KafkaTransaction
 from protocols.amqp import outcomes
 from protocols.amqp.transactions import LOCAL_TRANSACTIONS, ROLLED_BACK, TIMED_OUT, UNKNOWN_ID
 from tests.support.amqp import body_of, data
+from tests.support.amqp_frames import Frames, WireClient
 from tests.support.amqp_transactions import Transacted, TransactedClient
 from tests.support.waiting import wait_until
 
@@ -595,3 +600,106 @@ async def test_the_gateway_stops_with_an_open_transaction(
     await wait_until(lambda: listener.statistics().transactions_rolled_back == 1)
     await listener.stop(2.0)
     await client.close()
+
+
+async def test_a_commit_under_way_when_the_gateway_stops_is_answered_as_what_it_is(
+    start_listener: Any, reader: Reader, new_topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await new_topic()
+    listener = await start_listener()
+    commit = KafkaTransaction.commit
+
+    async def commit_at_the_stop(transaction: KafkaTransaction, retired: Any) -> None:
+        listener.stop_receiving()
+        await commit(transaction, retired)
+
+    monkeypatch.setattr(KafkaTransaction, "commit", commit_at_the_stop)
+    client = await TransactedClient(listener.bound).connect()
+
+    def work() -> str:
+        transaction = Transacted(client.connection)
+        sender = client.connection.create_sender(topic)
+        assert transaction.outcome(transaction.post(sender, data(b"yes"))) == ACCEPTED
+        return transaction.end()
+
+    assert await client.run(work) == "committed"
+    await listener.stop(2.0)
+    await client.close()
+    assert await reader.ended([topic]) == {topic: [b"yes"]}
+    assert listener.statistics().transactions_committed == 1
+
+
+async def test_a_message_whose_topic_is_found_after_the_rollback_is_not_stored(
+    listener: AmqpServer, reader: Reader, new_topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would begin another Kafka transaction, which nobody ends."""
+    topic = await new_topic()
+    asked, answered = asyncio.Event(), asyncio.Event()
+    look_up = Publisher.topic
+
+    async def look_up_late(publisher: Publisher, name: str, **options: Any) -> Any:
+        asked.set()
+        await answered.wait()
+        return await look_up(publisher, name, **options)
+
+    monkeypatch.setattr(Publisher, "topic", look_up_late)
+    monkeypatch.setattr(Publisher, "known_topic", lambda publisher, name: None)
+    async with TransactedClient(listener.bound) as client:
+
+        def begin() -> tuple[Transacted, Any]:
+            transaction = Transacted(client.connection)
+            sender = client.connection.create_sender(None)
+            transaction.wait(lambda: sender.link.credit > 0)
+            delivery = transaction.post(sender, data(b"no", address=topic))
+            transaction.wait(asked.is_set)
+            controller = transaction.transaction.txn_ctrl
+            controller.close()
+            transaction.wait(lambda: bool(controller.state & controller.REMOTE_CLOSED))
+            return transaction, delivery
+
+        transaction, delivery = await client.run(begin)
+        await wait_until(lambda: listener.statistics().transactions_rolled_back == 1, WAIT_S)
+        answered.set()
+        assert await client.run(lambda: transaction.outcome(delivery)) == (outcomes.REJECTED, ROLLED_BACK)
+    monkeypatch.undo()
+    assert listener.statistics().transaction_producers == 0
+    assert await reader.ended([topic]) == {topic: []}
+
+
+@contextlib.asynccontextmanager
+async def controller_of(listener: AmqpServer) -> AsyncIterator[WireClient]:
+    """A client with a link to the coordinator."""
+    host, _, port = listener.bound.rpartition(":")
+    client = await WireClient.connect((host, int(port)))
+    async with asyncio.timeout(WAIT_S):
+        client.say(Frames.begin() + Frames.attach(coordinator=True))
+        await client.header()
+        while (await client.until(0x13))[5] <= 4:  # a flow of the link
+            pass
+        yield client
+    await client.close()
+
+
+DECLARE = b"\x00\x53\x77\x00\x53\x31\x45"
+
+
+async def test_a_declare_behind_a_command_that_ends_the_link(listener: AmqpServer) -> None:
+    """Nobody could discharge the transaction."""
+    async with controller_of(listener) as client:
+        client.say(Frames.transfer(0, DECLARE, settled=True) + Frames.transfer(1, DECLARE))
+        assert outcomes.NOT_ALLOWED.encode() in await client.until(0x16)
+        assert listener.statistics().transactions == 0
+
+
+async def test_a_settled_command_that_is_too_large_ends_the_link(listener: AmqpServer) -> None:
+    async with controller_of(listener) as client:
+        client.say(Frames.transfer(0, bytes(COMMAND_BYTES + 1), settled=True))
+        assert outcomes.DECODE_ERROR.encode() in await client.until(0x16)
+
+
+async def test_credit_for_commands_comes_back_with_their_answers(listener: AmqpServer) -> None:
+    async with controller_of(listener) as client:
+        for number in range(3 * COMMAND_CREDIT):
+            client.say(Frames.transfer(number, DECLARE))
+            assert (await client.until(0x15)) is not None
+        assert listener.statistics().transactions == 3 * COMMAND_CREDIT

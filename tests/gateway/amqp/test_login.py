@@ -206,7 +206,7 @@ async def test_authentication_by_each_mechanism(secured: Any) -> None:
 
     async def who(mechanism: str, response: bytes | None, peercert: Any = None) -> Identity | None:
         verdict = await Login(entrance(authenticator), peer="127.0.0.1:1", certificate=peercert).step(
-            SaslInitReceived(mechanism, response, None)
+            SaslInitReceived(mechanism, response)
         )
         assert isinstance(verdict, Done | Failed)
         return verdict.identity if isinstance(verdict, Done) else None

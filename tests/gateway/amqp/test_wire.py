@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 
+from gateway.amqp.attaches import MAX_ATTACHES
 from gateway.amqp.listener import AmqpServer
 from gateway.config import BudgetConfig
+from gateway.kafka.publish.publisher import Publisher
 from gateway.net.pump import Pump
+from mapping.outcomes import Outcome
 from protocols.amqp import outcomes
 from tests.gateway.amqp.conftest import amqp_listener
 from tests.support.amqp_frames import Frames, WireClient
 from tests.support.assembled import assembled
 from tests.support.topics import read_all
+from tests.support.waiting import wait_until
 
 TIMEOUT = 60
 ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, CLOSE = 0x12, 0x13, 0x14, 0x15, 0x16, 0x18
@@ -210,3 +214,70 @@ async def test_a_refused_attach_carries_all_its_fields(listener: AmqpServer, sen
         count = body[5] if body[3] == 0xC0 else int.from_bytes(body[8:12], "big")
         assert count == 14
         assert outcomes.UNAUTHORIZED_ACCESS.encode() in await client.until(DETACH)
+
+
+@pytest.mark.parametrize("ending", ["detach", "end"])
+async def test_attaches_that_are_withdrawn_before_their_answer_are_forgotten(
+    listener: AmqpServer, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """While Kafka does not answer, a peer may attach and detach without end."""
+    answered = asyncio.Event()
+    monkeypatch.setattr(Publisher, "topic", lambda publisher, name, **options: answered.wait())
+    begin = Frames.performative(0x11, Frames.NULL, b"\x43", Frames.uint(10), Frames.uint(10))
+    detach = Frames.performative(DETACH, b"\x43", Frames.TRUE)
+    async with client_of(listener) as client:
+        (connection,) = listener.departing()
+        client.say(b"".join(Frames.frame(begin, channel) for channel in (1, 2)))
+        for number in range(MAX_ATTACHES):  # on two sessions, as each has a limit, too
+            channel, handle = divmod(number, 200)
+            client.say(on_channel(channel, Frames.attach(f"l{number}", handle)))
+        for number in range(100):
+            client.say(on_channel(2, Frames.attach(f"other{number}")))
+            if ending == "detach":
+                client.say(Frames.frame(detach, 2))
+                await client.until(DETACH)
+            else:
+                client.say(Frames.frame(Frames.performative(0x17), 2))
+                await client.until(0x17)
+                client.say(Frames.frame(begin, 2))
+        assert not connection._attaches._queued
+        answered.set()
+
+
+def on_channel(channel: int, frame: bytes) -> bytes:
+    return frame[:6] + channel.to_bytes(2) + frame[8:]
+
+
+async def test_a_flow_a_message_and_a_detach_in_one_read(start_listener: Any, new_topic: Any) -> None:
+    """The flow lets a returned message go that is large enough to be written at once; the other link has ended then."""
+    topic = await new_topic(partitions=1)
+    listener = await start_listener(amqp={"reply_topic": topic})
+    dynamic = b"\x00\x53\x28" + Frames.listed(*[Frames.NULL] * 4, Frames.TRUE)
+    receiver = Frames.performative(
+        ATTACH, Frames.string("r"), b"\x43", Frames.TRUE, Frames.NULL, Frames.NULL, dynamic, b"\x00\x53\x29\x45"
+    )
+
+    def credit(given: int, received: int) -> bytes:
+        counts = (Frames.uint(received), Frames.uint(1 << 20), Frames.uint(9), Frames.uint(1 << 20), b"\x43")
+        return Frames.frame(Frames.performative(FLOW, *counts, Frames.uint(received), Frames.uint(given)))
+
+    async with client_of(listener) as client:
+        client.say(Frames.frame(receiver))
+        await client.until(ATTACH)
+        (key,) = next(iter(listener._services._nodes.values()))._nodes
+        client.say(Frames.attach("w", 1, address=f"{topic}/{key.decode()}"))
+        await attached(client)
+        client.say(credit(1, 0) + transfers(0, message(100_000), handle=1))
+        number = 0
+        while (await client.until(TRANSFER))[-1:] != b"x" or number < 1:
+            number += 1
+        released = Frames.performative(DISPOSITION, Frames.TRUE, b"\x43", Frames.NULL, Frames.TRUE, b"\x00\x53\x26\x45")
+        client.say(Frames.frame(released))
+        (node,) = next(iter(listener._services._nodes.values()))._nodes.values()
+        await wait_until(lambda: node._returned and node._timer is None)
+        detach = Frames.frame(Frames.performative(DETACH, b"\x52\x01", Frames.TRUE))
+        client.say(credit(1, 1) + Frames.transfer(1, DATA_HEAD + bytes(4), handle=1, settled=True) + detach)
+        client.say(Frames.attach("again", 2, address=topic))
+        while b"again" not in await client.until(ATTACH):
+            pass
+    await wait_until(lambda: listener.statistics().incoming[Outcome.STORED] == 2)

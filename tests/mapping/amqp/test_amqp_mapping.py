@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 import tracemalloc
 import uuid
 from typing import Any
@@ -15,7 +16,10 @@ from hypothesis import strategies as st
 from proton import Described, Message, int32, symbol, timestamp, ubyte, uint, ulong
 
 from mapping.amqp.incoming import CREATION_WINDOW_MS, Destination, Unmappable, gateway_headers, to_record
+from mapping.amqp.incoming import Mapper as ReferenceMapper
+from mapping.amqp.mapper import Mapper, from_records
 from mapping.amqp.outgoing import COORDINATE_NAMES, from_record
+from mapping.amqp.selection import selector
 from mapping.outcomes import Outcome
 from mapping.record import AMQP_SECTIONS, EXPIRY, Headers, Received, Record
 from protocols.amqp import primitives
@@ -462,3 +466,42 @@ def test_the_plain_message_has_no_sections_header() -> None:
     long = b"\x00\x53\x75\xb0\x00\x00\x01\x2c" + bytes(300)
     assert to_record(long, HERE, NOW) == Record("t", None, bytes(300), HERE.headers, None, None)
     assert through(long).endswith(long)
+
+
+def test_names_that_a_record_repeats() -> None:
+    """A map must not: a number follows, and the cost of one does not grow with those before it."""
+    taken = [("a", b""), ("a.1", b""), ("a", b""), ("a.2", b""), ("a", b""), ("a.1", b"")]
+    many = 30_000
+    began = time.process_time()
+    data = from_record(Received("t", None, b"", (*taken, *[("b", b"")] * many), NOW, 0, 0), NOW)
+    assert time.process_time() - began < 10
+    message = Message()
+    message.decode(data)
+    names = ["a", "a.1", "a.2", "a.2.1", "a.3", "a.1.1", "b", *(f"b.{number}" for number in range(1, many))]
+    assert list(message.properties) == names
+
+
+@pytest.mark.parametrize("kept", ["C", "Python", "selector"])
+def test_what_is_cached_for_names_is_bounded(kept: str) -> None:
+    """Clients choose the names of application properties, up to the size of a message."""
+    mapper = Mapper(HERE) if kept == "C" else ReferenceMapper(HERE)
+    selects = selector("other = 1") if kept == "selector" else lambda record: True
+
+    def use(number: int) -> None:
+        properties = {f"{number:05}" + "n" * 50_000: int32(number), "other": int32(1)}
+        record = mapper.record(encoded(Message(body=b"x", inferred=True, properties=properties)), NOW)
+        assert selects(stored(record))
+        from_records([stored(record)], NOW, 0, 1)
+        from_record(msgspec.structs.replace(stored(record), headers=record.headers[2:3]), NOW)
+
+    use(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(1, 300):
+            use(number)
+        gc.collect()
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < 1_000_000

@@ -120,7 +120,7 @@ def play(make_server: Any, data: bytes, rng: random.Random) -> Any:
             case TransactionalTransfer(delivery=delivery) if delivery is not None:
                 server.engine.settle_posted(event.link, delivery, event.txn_id, STATE_RELEASED)
             case Retired(delivery=delivery) if delivery is not None:
-                server.engine.settle_retired(event.link, delivery, STATE_RELEASED)
+                server.engine.settle_retired(event.link, delivery, event.token, STATE_RELEASED)
 
     server.on_event = react
     at = 0

@@ -17,6 +17,8 @@ from protocols.amqp.events import (
     LinkRequested,
     TransferAborted,
 )
+from protocols.amqp.native import lib
+from protocols.amqp.outcomes import Error
 from protocols.connection import ConnectionFailed
 
 DATA = b"\x00\x53\x75\xa0\x03abc"
@@ -233,6 +235,47 @@ def test_no_frame_is_larger_than_the_peer_takes(make_server: Any, frames: Any, m
         at += size
     assert max(sizes) == max_frame
     assert payload == body
+
+
+def test_the_reason_of_a_detach_fits_the_smallest_frame(make_server: Any, frames: Any) -> None:
+    server = opened(make_server, frames, max_frame=512)
+    feed(server, frames.attach("s", 0))
+    server.engine.close_link(server.links["s"], Error(outcomes.NOT_FOUND, "\U0001f600" * 1000))
+    answer = server.connection.data_to_send()
+    assert codes(frames, answer) == [0x16]
+    assert len(answer) <= 512
+
+
+@pytest.mark.parametrize("part", [PART, 2 * PART])
+def test_what_a_detached_link_still_gets_is_dropped(make_server: Any, frames: Any, part: int) -> None:
+    """The peer has credit and has not read our detach, or does not care about it."""
+    server = opened(make_server, frames, limit=4 * PART, credit=1000)
+    feed(server, frames.attach("s", 0))
+    link = server.links["s"]
+    feed(server, frames.transfer(0, bytes(part), more=True))
+    server.engine.close_link(link, Error(outcomes.NOT_ALLOWED))
+    feed(server, frames.transfer(0, bytes(part), first=False))
+    for number in range(1, 100):
+        feed(server, frames.transfer(number, bytes(part), more=number % 3 == 0))
+        if number % 3 == 0:
+            feed(server, frames.transfer(number, bytes(part), aborted=number % 2 == 0, first=False))
+        assert lib.pn_session_incoming_bytes(link.session.handle) == 0
+    assert not server.received
+    assert not server.of(ConnectionFailed)
+    feed(server, frames.frame(frames.performative(0x16, b"\x43", frames.TRUE)))
+    assert server.is_empty_of_links
+
+
+def test_a_peer_that_ignores_a_detach_is_bounded(make_server: Any, frames: Any) -> None:
+    server = opened(make_server, frames, credit=10)
+    feed(server, frames.attach("s", 0))
+    server.engine.close_link(server.links["s"], Error(outcomes.NOT_ALLOWED))
+    sent = 0
+    while not server.connection.closing:
+        feed(server, frames.transfer(sent, DATA))
+        sent += 1
+    assert sent == 10 + UNANSWERED_LIMIT + 1
+    assert server.of(ConnectionFailed)[0].code == outcomes.TRANSFER_LIMIT_EXCEEDED
 
 
 @pytest.mark.parametrize("refused", [True, False])

@@ -193,8 +193,10 @@ def test_a_transaction_from_declare_to_discharge(make_server: Any, make_peer: An
     assert (first.token, first.txn_id, first.state) == ("first", TXN, STATE_ACCEPTED)
     assert (second.token, second.delivery) == ("second", None)
     assert server.links["r"].held == 1
-    server.engine.settle_retired(first.link, first.delivery, STATE_ACCEPTED)
-    server.engine.settle_retired(first.link, first.delivery, STATE_ACCEPTED)  # the second call has no effect
+    server.engine.settle_retired(first.link, first.delivery, first.token, STATE_ACCEPTED)
+    server.engine.settle_retired(
+        first.link, first.delivery, first.token, STATE_ACCEPTED
+    )  # the second call has no effect
     peer.run()
     assert server.links["r"].held == 0
     assert peer.deliveries[0].settled
@@ -216,6 +218,44 @@ def test_what_was_retired_and_rolled_back_can_be_settled_later(make_server: Any,
     peer.run()
     (settled,) = server.of(DispositionReceived)
     assert (settled.delivery, settled.state.code) == ("token", outcomes.RELEASED)
+
+
+def test_a_handle_that_is_used_again_is_not_settled_for_its_former_delivery(make_server: Any, make_peer: Any) -> None:
+    """The peer settles a delivery that it has retired; proton gives the handle to the next one."""
+    server, peer, _ = coordinated(make_server, make_peer)
+    link = server.links["r"]
+    server.engine.send(link, [DATA], ["first"])
+    peer.run()
+    (delivery,) = peer.deliveries
+    delivery.local.data = [TXN, Described(ulong(outcomes.ACCEPTED), [])]
+    delivery.update(TRANSACTIONAL_STATE)
+    peer.run()
+    (retired,) = server.of(Retired)
+    delivery.local.data = None
+    delivery.update(outcomes.RELEASED)
+    delivery.settle()
+    peer.run()
+    server.engine.send(link, [DATA], ["second"])
+    assert list(server.engine._sent) == [retired.delivery]
+    assert not server.engine.settle_retired(link, retired.delivery, retired.token, STATE_ACCEPTED)
+    assert link.held == 1
+    peer.run()
+    assert not peer.deliveries[1].settled
+
+
+def test_the_error_of_a_refused_post_fits_a_small_frame(make_server: Any, make_peer: Any) -> None:
+    """A relay's error names the address, which may be as long as a message."""
+    server, peer, _ = coordinated(make_server, make_peer)
+    sender = peer.connection.link_head(0).next(0)
+    posted = sender.delivery("posted")
+    posted.local.data = [TXN]
+    posted.update(TRANSACTIONAL_STATE)
+    sender.stream(DATA)
+    sender.advance()
+    peer.run()
+    (transfer,) = server.of(TransactionalTransfer)
+    server.engine.settle_posted(transfer.link, transfer.delivery, TXN, rejected(ROLLED_BACK, "\u20ac\0" * 100_000))
+    assert len(server.connection.data_to_send()) < 512
 
 
 def test_a_refused_post_carries_its_error(make_server: Any, make_peer: Any) -> None:

@@ -91,7 +91,7 @@ class Played(Server):
                 case DispositionReceived(link=link):
                     self.told.append((link.name, event.delivery, event.state))
                 case CreditChanged(link=link):
-                    self.told.append((link.name, event.credit, event.drain))
+                    self.told.append((link.name, self.engine.credit_of(link), event.drain))
                 case LinkDetached(link=link):
                     self.told.append((link.name, event.error, event.by_us))
                 case _:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proton import Data, symbol, timestamp, ulong
 
 from protocols.amqp import primitives
-from protocols.amqp.primitives import DecodeError, Described, Pairs, decode, skip
+from protocols.amqp.primitives import EMPTY_LIMIT, DecodeError, Described, Pairs, decode, skip
 
 simple = st.one_of(
     st.none(),
@@ -91,10 +91,29 @@ def test_an_array_whose_last_item_is_cut_is_no_value(constructor: int) -> None:
             assert after == len(body) + 2
 
 
-def test_an_array_of_nothing_is_bounded() -> None:
-    data = b"\xf0\x00\x00\x00\x05\xff\xff\xff\xff\x40"  # four thousand million nulls in ten bytes
+@pytest.mark.parametrize("count", [EMPTY_LIMIT + 1, 1 << 15, (1 << 32) - 1])
+def test_an_array_of_nothing_is_bounded(count: int) -> None:
+    """A SASL frame may have a thousand of them before anybody has logged in."""
+    data = b"\xf0\x00\x00\x00\x05" + count.to_bytes(4) + b"\x40"
     with pytest.raises(DecodeError, match="count"):
         decode(data, 0, len(data))
+
+
+def test_a_small_array_of_nothing() -> None:
+    data = b"\xe0\x02" + bytes((EMPTY_LIMIT,)) + b"\x41"
+    assert decode(data, 0, len(data)) == ((True,) * EMPTY_LIMIT, len(data))
+
+
+@pytest.mark.parametrize(("descriptors", "is_value"), [(1, True), (2, False), (30, False)])
+def test_the_descriptors_of_an_array_are_bounded_by_its_items(descriptors: int, is_value: bool) -> None:
+    """Each item of one byte is an object with each of them."""
+    body = b"\x00\x53\x01" * descriptors + b"\x50" + bytes(1000)
+    data = b"\xf0" + (len(body) + 4).to_bytes(4) + (1000).to_bytes(4) + body
+    if is_value:
+        assert decode(data, 0, len(data)) == ((Described(1, 0),) * 1000, len(data))
+    else:
+        with pytest.raises(DecodeError, match="count"):
+            decode(data, 0, len(data))
 
 
 @pytest.mark.parametrize(

@@ -136,3 +136,20 @@ async def test_messages_that_wait_for_a_topic_outlive_the_connection(
     assert [record.value for record in records] == [b"x"]
     await listener.wait_closed(TIMEOUT)
     assert listener.statistics().senders == 0
+
+
+async def test_long_addresses_are_not_kept(listener: AmqpServer, new_topic: Any) -> None:
+    """An address has a key, which may be as long as a message."""
+    topic = await new_topic(partitions=1)
+
+    kept: list[str] = []
+
+    def send(connection: BlockingConnection) -> list[tuple[int, str | None]]:
+        link = connection.create_sender(None).link
+        keys = (f"{number}" * length for number in range(3) for length in (10, 10_000))
+        found = [outcome(connection, link, data(b"x", address=f"{topic}/{key}")) for key in keys]
+        kept.extend(to for one in listener.departing() for relay in one._incoming for to in relay._known)
+        return found
+
+    assert await as_client(listener, send) == [(outcomes.ACCEPTED, None)] * 6
+    assert kept == [f"{topic}/{number}" + f"{number}" * 9 for number in range(3)]
