@@ -69,5 +69,5 @@ def decode(value: bytes) -> PresenceRecord | None:
     """Decode a record; return None if it is invalid."""
     try:
         return _DECODER.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
