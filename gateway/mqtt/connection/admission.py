@@ -106,8 +106,8 @@ class Admission:
         method = event.properties.authentication_method if event.properties is not None else None
         if method is not None:
             assert event.properties is not None
-            flush = self._client.flush
-            self._enhanced = login.start(pump.entrance, self._connection, method, peer=pump.peer, flush=flush)
+            disconnect = self._client.disconnect
+            self._enhanced = login.start(pump.entrance, self._connection, method, peer=pump.peer, disconnect=disconnect)
             if self._enhanced is None:
                 raise _RefusedError(ReasonCode.BAD_AUTHENTICATION_METHOD, "authentication method not supported")
             return await self._authenticated(event, await self._enhanced.begin(event.properties.authentication_data))

@@ -52,12 +52,18 @@ class Login:
         return ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is wrong"
 
     def start(
-        self, entrance: Entrance, connection: Connection, method: str, *, peer: str, flush: Callable[[], None]
+        self,
+        entrance: Entrance,
+        connection: Connection,
+        method: str,
+        *,
+        peer: str,
+        disconnect: Callable[[ReasonCode, str], None],
     ) -> EnhancedAuthentication | None:
         """Start enhanced authentication for a CONNECT with an authentication method.
 
         The method alone determines the identity: CONNECT's user name and password and the certificate are ignored.
-        `flush` is called after a packet was queued outside of `begin` and `receive`.
+        `disconnect` ends the connection, with CONNACK if it is not open yet (`ClientPort.disconnect`).
 
         Returns:
             None if the method is not served; answer CONNACK 0x8C [MQTT-4.12.0-1].
@@ -71,7 +77,7 @@ class Login:
             exchange,
             method=method,
             peer=peer,
-            flush=flush,
+            disconnect=disconnect,
             wall_clock=self._wall_clock,
         )
 
@@ -79,12 +85,12 @@ class Login:
 class EnhancedAuthentication:
     """The enhanced authentication of one connection, at CONNECT and at every re-authentication.
 
-    Sends AUTH, and DISCONNECT when authentication fails or when a token expires without a newer one. During
+    Sends AUTH, and disconnects when authentication fails or when a token expires without a newer one. During
     re-authentication the connection keeps its identity (section 4.12.1). Re-authentication as another user is refused,
     because the session, its subscriptions and its in-flight messages belong to the first user.
     """
 
-    __slots__ = ("_connection", "_entrance", "_exchange", "_expiry", "_flush", "_method", "_peer", "_user")
+    __slots__ = ("_connection", "_disconnect", "_entrance", "_exchange", "_expiry", "_method", "_peer", "_user")
 
     def __init__(
         self,
@@ -94,7 +100,7 @@ class EnhancedAuthentication:
         *,
         method: str,
         peer: str,
-        flush: Callable[[], None],
+        disconnect: Callable[[ReasonCode, str], None],
         wall_clock: Callable[[], int],
     ) -> None:
         self._entrance = entrance
@@ -102,7 +108,7 @@ class EnhancedAuthentication:
         self._method = method
         self._peer = peer
         self._exchange: Exchange | None = exchange
-        self._flush = flush
+        self._disconnect = disconnect
         self._expiry = Expiry(wall_clock, self._expired)
         self._user: str | None = None
 
@@ -120,22 +126,15 @@ class EnhancedAuthentication:
         return await self._step(data)
 
     async def receive(self, auth: Auth) -> Done | Failed | None:
-        """Process an AUTH packet of the client.
+        """Process an AUTH packet of the client, which came in its turn (`protocols.mqtt.checks.check_auth`).
 
         Returns:
             Like `begin`. On an open connection AUTH with success was sent too, and the identity is the same as before.
         """
-        connection = self._connection
         if auth.reason_code == ReasonCode.RE_AUTHENTICATE:
-            if self._exchange is not None:
-                connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "re-authentication is already in progress")
-                return Failed("AUTH 0x19 during an exchange")
             self._exchange = self._entrance.exchange(self._method, peer=self._peer, user=self._user)
             if self._exchange is None:  # the method was removed from the configuration
                 return self._fail(Failed("the method is no longer supported"))
-        elif self._exchange is None:
-            connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "no authentication in progress")
-            return Failed("AUTH 0x18 without an exchange")
         return await self._step(auth.properties.authentication_data if auth.properties is not None else None)
 
     def properties(self, data: bytes) -> Properties:
@@ -162,22 +161,15 @@ class EnhancedAuthentication:
 
     def _fail(self, failed: Failed) -> Failed:
         """Refuse the client and close; the reason is not sent, since it would help an attacker."""
-        if failed.busy and self._connection.is_open:
-            self._connection.send_disconnect(ReasonCode.SERVER_BUSY, failed.reason)
-        elif failed.busy:
-            self._connection.refuse(ReasonCode.SERVER_BUSY, failed.reason)
+        if failed.busy:
+            self._disconnect(ReasonCode.SERVER_BUSY, failed.reason)
         elif self._connection.is_open:
-            self._connection.send_disconnect(ReasonCode.NOT_AUTHORIZED, "re-authentication failed")  # [MQTT-4.12.1-2]
+            self._disconnect(ReasonCode.NOT_AUTHORIZED, "re-authentication failed")  # [MQTT-4.12.1-2]
         else:
-            self._connection.refuse(ReasonCode.NOT_AUTHORIZED, "authentication failed")  # [MQTT-4.12.0-4]
+            self._disconnect(ReasonCode.NOT_AUTHORIZED, "authentication failed")  # [MQTT-4.12.0-4]
         return failed
 
     def _expired(self) -> None:
         """Disconnect, because the client's token has expired and it has not sent a newer one."""
-        if self._connection.closing:
-            return
-        if self._connection.is_open:
-            self._connection.send_disconnect(ReasonCode.NOT_AUTHORIZED, "the token has expired")
-        else:
-            self._connection.refuse(ReasonCode.NOT_AUTHORIZED, "the token has expired")
-        self._flush()
+        if not self._connection.closing:
+            self._disconnect(ReasonCode.NOT_AUTHORIZED, "the token has expired")

@@ -255,11 +255,13 @@ class ClientPort(abc.ABC):
         if self._pump is not None:
             self._pump.give_up()
 
-    def disconnect(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
-        """Close with DISCONNECT; the will is published."""
+    def disconnect(
+        self, code: ReasonCode, reason: str, properties: Properties = NONE, *, with_will: bool = True
+    ) -> None:
+        """Close with DISCONNECT, or before CONNACK with its error; `with_will`: the will is published."""
         self._disconnected_for = reason
         self._ended = (code, reason)
-        self._leave(with_will=True)
+        self._leave(with_will=with_will)
         self._connection.send_disconnect(code, reason, properties)
         self.flush()
 

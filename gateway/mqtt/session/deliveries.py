@@ -126,7 +126,7 @@ class Deliveries:
         self._retained_queue().add_again(entry.name, subscription, entry.packet_id)
 
     def _abandon(self, entry: InflightMessage) -> None:
-        """End a delivery that cannot be sent again: its message is deleted, or too large for the client.
+        """End a delivery that cannot be sent again: its message is deleted, too large for the client, or not allowed.
 
         At QoS 2 the client may have the message: PUBREL completes the exchange and frees the packet identifier.
         """
@@ -215,13 +215,15 @@ class Deliveries:
 
     def feed_retained(self) -> None:
         """Send queued retained messages in their current version, as capacity allows."""
-        retained, queue = self._parts.retained, self._retained
-        while queue is not None and (first := queue.first) is not None:
+        retained, queue, client = self._parts.retained, self._retained, self.client
+        while queue is not None and client is not None and (first := queue.first) is not None:
             topic, subscription = first.found[0][0], first.subscription
             kept = retained.get(topic)
             entry = self.inflight.find(first.packet_id) if self.inflight is not None else None
             version = (kept.partition, kept.offset) if kept is not None else None
-            if entry is not None and version != (entry.partition, entry.offset):
+            if entry is not None and (
+                version != (entry.partition, entry.offset) or not client.may_receive_retained(topic)
+            ):
                 self._abandon(entry)
                 first.packet_id = 0
                 continue
@@ -278,10 +280,12 @@ class Deliveries:
                 self._abandon(lost)
             if verdict.finished:
                 return
-        delivery = self._parts.messages.delivery(record)
+        client, delivery = self.client, self._parts.messages.delivery(record)
+        assert client is not None
+        if entry is not None and (delivery is None or not client.may_receive(delivery.topic, record)):
+            self._abandon(entry)  # the rights may have changed since it was sent
+            return
         if delivery is None:
-            if entry is not None:
-                self._abandon(entry)
             return
         if match is None:
             match = self._subscriptions.match(delivery, self.client_id)
