@@ -395,13 +395,16 @@ class Session:
         self.shares.wake()
 
 
-def topics_changed(live: Mapping[str, Session], appeared: Iterable[str], disappeared: Iterable[str]) -> None:
-    """Update open sessions after Kafka's topics have changed; called by `Topics.watch`."""
+def topics_changed(
+    live: Mapping[str, Session], parts: SessionParts, appeared: Iterable[str], disappeared: Iterable[str]
+) -> None:
+    """Forget what sessions know of Kafka topics that were deleted; called by `Topics.watch`."""
     for topic in disappeared:
-        topic_recreated(live, topic)
+        topic_recreated(live, parts, topic)
 
 
-def topic_recreated(live: Mapping[str, Session], topic: str) -> None:
-    """Update open sessions after a Kafka topic was deleted and created again; called by `Router.listen`."""
+def topic_recreated(live: Mapping[str, Session], parts: SessionParts, topic: str) -> None:
+    """Forget what sessions know of a Kafka topic that was deleted and created again; called by `Router.listen`."""
+    parts.qos2.start_offsets.forget(topic)
     for session in live.values():
         session.forget_topic(topic)

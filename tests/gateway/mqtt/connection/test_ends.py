@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
 from gateway.config import AccessRule, Address
 from gateway.listeners import make_mqtt
@@ -167,3 +168,19 @@ async def test_what_was_sent_behind_a_subscribe_is_not_handled_after_a_takeover(
     assert [record.value for record in await read_all(bootstrap, topic)] == [b"new"]
     await new.disconnect(session_expiry_interval=0)
     old.drop()
+
+
+async def test_a_deleted_topic_s_start_offsets_are_forgotten_without_a_session_that_uses_them(
+    gateway: Gateway, admin: AIOKafkaAdminClient, new_topic: Any
+) -> None:
+    """A new topic of that name begins at 0: after a crash its QoS 2 messages would not be found above an old offset."""
+    topic, log = await new_topic(partitions=1), gateway.made.log
+    client = await RawClient.connect(gateway.address, session_expiry_interval=60)
+    assert await client.publish(topic, b"x", 2) in {0, ReasonCode.NO_MATCHING_SUBSCRIBERS}
+    await client.disconnect(session_expiry_interval=0)
+    assert topic in gateway.made.state.parts.qos2.start_offsets
+    await admin.delete_topics([topic])
+    async with asyncio.timeout(60):
+        while topic in log.topics.names:
+            await log.topics.refresh()
+    assert topic not in gateway.made.state.parts.qos2.start_offsets
