@@ -184,8 +184,9 @@ class Router:
             running = topics & self._watched.keys()
             if running != topics:
                 async with self._watching:  # another call may have started some of them meanwhile
-                    running = topics & self._watched.keys()
-                    topics = running | await self._watch(topics - running)
+                    started_here = await self._watch(topics - self._watched.keys())
+                    running = (topics & self._watched.keys()) - started_here  # without those deleted meanwhile
+                    topics = running | started_here
             for name, needed in needs.items():
                 if not isinstance(needed, Refused):
                     self._note_need(name, needed & topics)
@@ -427,7 +428,7 @@ class Router:
                 log.warning("new topics cannot be read yet", topics=len(wanted), reason=refused.reason)
                 found = set()
             for topic in found:
-                for name in needs.pop(topic):
+                for name in needs.pop(topic) if topic in self._topics.names else ():  # else it was deleted meanwhile
                     if name in self._held:
                         self._note_need(name, {topic})
                 if topic not in self._watched:

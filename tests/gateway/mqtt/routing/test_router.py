@@ -225,6 +225,45 @@ async def test_a_later_filter_does_not_move_a_new_topic_on(
     assert since in ({}, {(name, 0): 1})  # the later one begins behind it
 
 
+@pytest.mark.parametrize("new", [False, True], ids=["read before", "new"])
+async def test_a_topic_that_is_deleted_while_reading_begins_is_read_when_it_is_there_again(
+    parts: Parts, admin: AIOKafkaAdminClient, bootstrap: str, new: bool
+) -> None:
+    """Reading begins of this topic, or of another one that the same SUBSCRIBE needs."""
+    name, other = a_name(), a_name()
+
+    async def create(*names: str) -> None:
+        await admin.create_topics([NewTopic(one, 1, 1) for one in names])
+        for one in names:
+            await until_led(admin, one)
+        await parts.topics.refresh()
+
+    await create(*([other] if new else [name, other]))
+    watch_all, deleted = parts.live_reader.watch_all, asyncio.Event()
+
+    async def watch_and_delete(topics: Collection[str], *arguments: Any, **options: Any) -> set[str]:
+        found = await watch_all(topics, *arguments, **options)
+        if not deleted.is_set():
+            await admin.delete_topics([name])
+            while name in parts.topics.names:
+                await parts.topics.refresh()
+            deleted.set()
+        return found
+
+    await parts.router.hold({f"{name}/#": None})
+    parts.live_reader.watch_all = watch_and_delete  # type: ignore[method-assign]
+    if new:
+        await create(name)
+        await deleted.wait()
+        await wait_until(lambda: not parts.router._new)
+    else:
+        await parts.router.hold({f"{name}/x": None, f"{other}/#": None})
+    await create(name)
+    later = f"later in {name}".encode()
+    await produce(bootstrap, name, [later])
+    await wait_until(lambda: later in parts.seen, 20)
+
+
 async def test_subscribing_makes_no_topic(connect: Connect, admin: AIOKafkaAdminClient, bootstrap: str) -> None:
     """For any number of filters: each is granted, and later messages are delivered."""
     names = [a_name() for _ in range(300)]
