@@ -27,6 +27,9 @@ ANSWER_S: Final = 8.0
 JOIN_S: Final = 15.0
 """The same for joining a group, which also depends on the group's other members."""
 
+MOST_LEVELS: Final = 256
+"""Maximum number of levels of a filter: each takes about 250 bytes in the router."""
+
 AT_EACH, IF_NEW, NEVER = 0, 1, 2  # Retain Handling (section 3.8.3.1)
 _NAMES: Final = {
     Outcome.DENIED: ReasonCode.NOT_AUTHORIZED,
@@ -132,6 +135,8 @@ def _authorize(  # noqa: PLR0917 - the client and its request
         elif not client.grant.mqtt_subscribe.filter(share.topic_filter if share is not None else topic_filter):
             client.audit_denied("subscribe", topic_filter)
             answer.refuse(index, ReasonCode.NOT_AUTHORIZED, "not allowed to subscribe to this filter")
+        elif options.topic_filter.count("/") >= MOST_LEVELS + (0 if share is None else 2):
+            answer.refuse(index, ReasonCode.QUOTA_EXCEEDED, "the filter has too many levels")
         elif topic_filter not in known and len(known) >= services.config.max_subscriptions:
             answer.refuse(index, ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
         else:

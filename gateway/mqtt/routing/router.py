@@ -36,6 +36,7 @@ FILTERS_PER_TURN: Final = 500  # filters compared with new topics in one event l
 WILDCARDS: Final = ("+", "#")
 TOPIC_ID_BYTES: Final = 6  # enough, since ids are random; an in-flight record may have very many
 PLANNED: Final = 100_000  # maximum number of topics and outboxes in cached plans, about 16 bytes each
+PLANNED_TOPIC: Final = 256  # a plan for a longer topic counts once more for each such part of it
 
 AnySubscriber = Subscriber | LossySubscriber
 Since = dict[tuple[str, int], int]
@@ -376,7 +377,7 @@ class Router:
             entries.setdefault(subscriber, []).append(entry)
         if self._planned >= PLANNED:
             self._forget_plans()
-        plan = self._plans[shape] = _Plan(size=1 + len(entries))
+        plan = self._plans[shape] = _Plan(size=1 + len(entries) + len(topic) // PLANNED_TOPIC)
         self._planned += plan.size
         matches: dict[Match, Match] = {}  # equal matches share one object
         for subscriber, matching in entries.items():

@@ -24,6 +24,7 @@ from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt import packets
 from protocols.mqtt.encoding import encode_packet
+from protocols.mqtt.reasons import ReasonCode
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.topics import produce, until_led
@@ -262,6 +263,23 @@ async def test_a_topic_that_is_deleted_while_reading_begins_is_read_when_it_is_t
     later = f"later in {name}".encode()
     await produce(bootstrap, name, [later])
     await wait_until(lambda: later in parts.seen, 20)
+
+
+async def test_plans_for_long_topics_take_bounded_memory(parts: Parts) -> None:
+    for number in range(1000):
+        parts.router._plan((f"{number}/" + 65_000 * "x", 0, False))
+    assert sum(len(topic) for topic, _, _ in parts.router._plans) < 30_000_000
+
+
+async def test_a_filter_of_very_many_levels_is_refused(connect: Connect) -> None:
+    """Each level takes memory, and a filter may have 65,535."""
+    client, name = await connect(), a_name()
+    deep, deeper = name + 255 * "/x", name + 256 * "/x"
+    assert (await client.subscribe(deep, deeper, f"$share/g/{deep}", f"$share/g/{deeper}")).reason_codes == (
+        2, ReasonCode.QUOTA_EXCEEDED, 2, ReasonCode.QUOTA_EXCEEDED
+    )  # fmt: skip
+    assert await (await connect()).publish(deep, b"deep") == 0
+    assert (await client.message()).payload == b"deep"
 
 
 async def test_subscribing_makes_no_topic(connect: Connect, admin: AIOKafkaAdminClient, bootstrap: str) -> None:
