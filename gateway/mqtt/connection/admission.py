@@ -94,7 +94,7 @@ class Admission:
             if not self._client.is_over:
                 busy = refused.code == ReasonCode.SERVER_BUSY
                 self._report_refusal(refused.reason, busy=busy, audited=refused.code in _AUDITED)
-                self._connection.refuse(refused.code, refused.reason, refused.properties)
+                self._client.disconnect(refused.code, refused.reason, refused.properties)
         return None
 
     async def _connect(self, event: packets.Connect) -> Admitted | None:

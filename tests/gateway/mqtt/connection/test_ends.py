@@ -12,11 +12,13 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from gateway.config import AccessRule, Address
+from gateway.kafka.contracts import Refused
 from gateway.listeners import make_mqtt
 from gateway.mqtt.connection.client import Client
 from gateway.mqtt.listener import MqttServer
 from gateway.presence.records import PresenceRecord, decode
 from gateway.security.access_rules import ListedRules
+from mapping.outcomes import Outcome
 from protocols.mqtt import packets
 from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Subscription
@@ -55,8 +57,8 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def running(bootstrap: str) -> AsyncIterator[Gateway]:
-    async with assembled(bootstrap, create=True, presence={"topic": PRESENCE}, mqtt=LOCAL) as made:
+async def running(bootstrap: str, **settings: Any) -> AsyncIterator[Gateway]:
+    async with assembled(bootstrap, create=True, mqtt=LOCAL, **settings) as made:
         server = make_mqtt(made.process, made.security, made.log, made.state)
         await server.start()
         try:
@@ -72,7 +74,7 @@ async def gateway(bootstrap: str) -> AsyncIterator[Gateway]:
     over = asyncio.Event()
 
     async def serve() -> None:
-        async with running(bootstrap) as made:
+        async with running(bootstrap, presence={"topic": PRESENCE}) as made:
             ready.put_nowait(made)
             await over.wait()
 
@@ -184,3 +186,23 @@ async def test_a_deleted_topic_s_start_offsets_are_forgotten_without_a_session_t
         while topic in log.topics.names:
             await log.topics.refresh()
     assert topic not in gateway.made.state.parts.qos2.start_offsets
+
+
+async def test_a_refused_connect_does_not_count_for_the_limits(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket is open for another second, in which the client tries again."""
+    rules = [{"per": "listener", "connections": 1}]
+    async with running(bootstrap, limits={"rules": rules}) as gateway:
+        opening = gateway.made.state.opening
+        open_session = opening.open
+
+        async def busy(*_: Any, **__: Any) -> Any:
+            raise Refused(Outcome.BUSY, "Kafka does not answer")
+
+        monkeypatch.setattr(opening, "open", busy)
+        refused = await RawClient.connect(gateway.address)
+        assert refused.connack.reason_code == ReasonCode.SERVER_UNAVAILABLE
+        monkeypatch.setattr(opening, "open", open_session)
+        again = await RawClient.connect(gateway.address)
+        assert again.connack.reason_code == 0
+        refused.drop()
+        again.drop()
