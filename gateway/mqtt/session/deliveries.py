@@ -102,12 +102,16 @@ class Deliveries:
                     self._abandon(entry)
             self._rereading = self.inflight.is_rereading
 
+    def give_up(self, share: Share) -> None:
+        """Give a group's deliveries back before the session leaves it (see `SharedInflight.give_up`)."""
+        self.shared.give_up(share)
+        for packet_id, given in list(self._unsent.items()):
+            if given is not None and given[0] is share:
+                del self._unsent[packet_id]
+                self._end(packet_id)  # not sent: another member of the group gets it
+
     def stop(self) -> None:
-        """Drop unsent deliveries after the connection has ended."""
-        self.client = None
-        for packet_id, given in self._unsent.items():
-            if given is not None and self.inflight is not None:
-                self.inflight.end(packet_id)  # not sent: another member of the group gets it
+        """Drop unsent deliveries after the connection has ended and the session has left its groups."""
         self._unsent.clear()
         if self._retained is not None:
             self._retained.clear()
@@ -397,8 +401,8 @@ class Deliveries:
 
     def _send_stored(self, argument: tuple[ClientPort, int, PreparedPublish, int, bool, bool]) -> None:
         client, packet_id, message, qos, retain, dup = argument
-        if client is not self.client:
-            return  # it is sent after the reconnect
+        if client is not self.client or packet_id not in self._unsent:
+            return  # it is sent after the reconnect, or by another member of its group
         given = self._unsent.pop(packet_id)
         if given is not None:
             share, record = given

@@ -318,7 +318,8 @@ class Session:
             if self._inflight is not None:
                 self._inflight.topic_ids = self._topic_ids()
                 self._inflight.reached = self._offsets
-        self.client = None
+        self.client = self.deliveries.client = None
+        self.shares.leave_all()
         self.deliveries.stop()
         for topic_filter in self.subscriptions.by_filter:
             parts.router.unsubscribe(self, topic_filter)
@@ -327,7 +328,6 @@ class Session:
             parts.live_reader.forget(self._lossless)
         self._lossy = self._lossless = None
         self.subscriptions.forget_matches()
-        self.shares.leave_all()
 
     def unload(self) -> None:
         """Break reference cycles of a session that is no longer used, so that it is freed without the collector."""

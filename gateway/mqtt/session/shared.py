@@ -98,7 +98,7 @@ class Shares:
         found = self.subscriptions.pop(topic_filter, None) is not None
         share = self._joined.pop(topic_filter, None)
         if share is not None:
-            self._deliveries.shared.give_up(share)
+            self._deliveries.give_up(share)
             await share.leave()
         return found
 
@@ -106,7 +106,7 @@ class Shares:
         """Leave all groups after the connection has ended; the subscriptions stay."""
         joined, self._joined = self._joined, {}
         for share in joined.values():
-            self._deliveries.shared.give_up(share)
+            self._deliveries.give_up(share)
             self._parts.spawn(share.leave())
 
     def wake(self) -> None:

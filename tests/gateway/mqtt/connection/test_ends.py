@@ -48,7 +48,7 @@ class Gateway:
         (found,) = (client for client in self.server.departing() if client.client_id == client_id)
         return found
 
-    def ended(self, client_id: str) -> tuple[str, int | None] | None:
+    def ended(self, client_id: str) -> tuple[str, int | str | None] | None:
         """How a client's last connection ended, in the presence topic: by whom, and the code."""
         assert self.made.state.presence is not None
         entry = self.made.state.presence.ledger.known.get(f"mqtt/{client_id}")
