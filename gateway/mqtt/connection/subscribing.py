@@ -127,6 +127,7 @@ def _authorize(  # noqa: PLR0917 - the client and its request
     assert client.grant is not None
     known = session.subscriptions.by_filter.keys() | session.shares.subscriptions.keys()
     allowed: dict[int, SessionSubscription] = {}
+    most = services.config.max_subscriptions
     for index, options in enumerate(subscriptions):
         topic_filter = options.topic_filter
         share = parse_share(topic_filter) if is_shared(topic_filter) else None
@@ -137,7 +138,7 @@ def _authorize(  # noqa: PLR0917 - the client and its request
             answer.refuse(index, ReasonCode.NOT_AUTHORIZED, "not allowed to subscribe to this filter")
         elif options.topic_filter.count("/") >= MOST_LEVELS + (0 if share is None else 2):
             answer.refuse(index, ReasonCode.QUOTA_EXCEEDED, "the filter has too many levels")
-        elif topic_filter not in known and len(known) >= services.config.max_subscriptions:
+        elif (topic_filter not in known and len(known) >= most) or len(allowed) >= most:
             answer.refuse(index, ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
         else:
             known.add(topic_filter)

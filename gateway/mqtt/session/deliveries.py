@@ -7,7 +7,7 @@ the message is sent.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -185,9 +185,10 @@ class Deliveries:
             return None
         return self._retained_queue().expect(topic_filter)
 
-    def send_retained(self, subscriptions: Iterable[tuple[SessionSubscription, PendingRetained | None]]) -> None:
+    def send_retained(self, subscriptions: Collection[tuple[SessionSubscription, PendingRetained | None]]) -> None:
         """Queue the retained messages of subscriptions (section 3.3.1.3); they are sent as capacity allows."""
         queue = self._retained_queue()
+        queue.supersede({subscription.options.topic_filter for subscription, _ in subscriptions})
         pending = [queue.add(subscription, progress) for subscription, progress in subscriptions]
         in_turns(itertools.chain.from_iterable(map(self._search, pending)))
 

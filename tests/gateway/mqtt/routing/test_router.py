@@ -363,6 +363,13 @@ async def test_a_filter_that_stands_twice_is_subscribed_to_once(connect: Connect
     await client.ping()
 
 
+async def test_a_subscribe_has_no_more_filters_than_a_session(connect: Connect) -> None:
+    """Also when they are the same, since each is looked up, answered and gets retained messages."""
+    client, name = await connect(), a_name()
+    codes = (await client.subscribe(*[f"{name}/#"] * 1001)).reason_codes
+    assert codes == (2,) * 1000 + (ReasonCode.QUOTA_EXCEEDED,)
+
+
 async def test_thousands_in_one_read_are_answered_one_by_one(connect: Connect) -> None:
     client = await connect()
     filters = [packets.Unsubscribe(number, ("a",)) for number in range(1, 3001)]
