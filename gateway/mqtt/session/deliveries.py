@@ -22,7 +22,6 @@ from gateway.mqtt.session.inflight import InflightMessages
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.pending_retained import Pending, RetainedQueue
 from gateway.mqtt.session.self_delivery import OwnCopies
-from gateway.mqtt.session.shared_inflight import AT_LEAST_ONCE, SharedInflight
 from gateway.mqtt.session.subscriptions import Subscriptions
 from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, InflightMessage, PendingRetained, SessionSubscription
 from gateway.turns import in_turns
@@ -32,6 +31,7 @@ from protocols.mqtt.encoding import PreparedPublish
 from protocols.mqtt.packets import Subscription
 from protocols.mqtt.states import UNLIMITED
 
+AT_LEAST_ONCE: Final = 1
 _PLAIN: Final = Match(0, False, ())
 _NOTHING: Final = SessionSubscription(Subscription("", 0))
 
@@ -50,8 +50,8 @@ class Deliveries:
     """Sends for the session's two outboxes, and is the subscriber of its shared subscriptions."""
 
     __slots__ = (
-        "_feed", "_journal", "_parts", "_rereading", "_retained", "_subscriptions", "_unsent", "client", "client_id",
-        "copies", "inflight", "shared",
+        "_feed", "_given", "_journal", "_parts", "_rereading", "_retained", "_subscriptions", "_unsent", "client",
+        "client_id", "copies", "inflight",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - the session's parts
@@ -67,7 +67,8 @@ class Deliveries:
         self.client_id = client_id
         self.copies: OwnCopies | None = None  # finds the client's own messages that come too early, if configured
         self.inflight = inflight
-        self.shared = SharedInflight()  # those from consumer groups
+        # those from consumer groups, sent but not settled, by packet identifier and with their QoS
+        self._given: dict[int, tuple[Share, Received, int]] = {}
         self._journal = journal
         self._subscriptions = subscriptions
         self._feed = feed
@@ -103,8 +104,12 @@ class Deliveries:
             self._rereading = self.inflight.is_rereading
 
     def give_up(self, share: Share) -> None:
-        """Give a group's deliveries back before the session leaves it (see `SharedInflight.give_up`)."""
-        self.shared.give_up(share)
+        """Give deliveries in flight back to a group, except what was sent at QoS 2 [MQTT-4.8.2-5]."""
+        for packet_id, (other, record, qos) in list(self._given.items()):
+            if other is share:
+                del self._given[packet_id]
+                if qos > AT_LEAST_ONCE:
+                    share.done(record)
         for packet_id, given in list(self._unsent.items()):
             if given is not None and given[0] is share:
                 del self._unsent[packet_id]
@@ -377,7 +382,7 @@ class Deliveries:
         if not packet_id:
             return packet_id
         if share is not None:
-            self.shared.add(packet_id, share, record, qos)
+            self._given[packet_id] = (share, record, qos)
         elif inflight is not None:
             assert self._journal is not None
             self._parts.touched.add(self._journal)
@@ -416,7 +421,10 @@ class Deliveries:
 
     def acknowledged(self, packet_id: int) -> None:
         """End a delivery on PUBACK, PUBCOMP, or a PUBREC with an error."""
-        self.shared.settle(packet_id)
+        given = self._given.pop(packet_id, None)
+        if given is not None:
+            share, record, _ = given
+            share.done(record)
         if self.inflight is not None:
             self._end(packet_id)
 
@@ -434,7 +442,7 @@ class Deliveries:
         """
         client = self.client
         assert client is not None
-        if self.inflight is None or packet_id in self.shared:
+        if self.inflight is None or packet_id in self._given:
             client.send_pubrel(packet_id)
             return True
         entry = self.inflight.find(packet_id)
