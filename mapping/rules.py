@@ -94,7 +94,8 @@ def _folded(name: str) -> str:
     return name.replace(".", "_")
 
 
-_CACHE_LIMIT: Final = 65536  # entries of about 200 bytes, so the cache stays under 16 MiB
+_CACHE_LIMIT: Final = 16 * 1024 * 1024  # characters of cached topic names, with `_ENTRY` for each
+_ENTRY: Final = 256  # so there are at most 65,536 of them
 _MQTT_TOPIC_LIMIT: Final = 65_535  # bytes [MQTT-4.7.3-3]
 MULTI: Final = "#"
 SINGLE: Final = "+"
@@ -289,13 +290,16 @@ class Rules:
         except CollisionError as error:
             raise RuleError(f"mapping.dotted_topics: {error}") from error
         self._forward: dict[str, Destination] = {}
+        self._forward_size = 0
 
     def destination(self, mqtt_topic: str) -> Destination:
         """Return the destination of a valid MQTT topic name without wildcards."""
         found = self._forward.get(mqtt_topic)
         if found is None:
-            if len(self._forward) >= _CACHE_LIMIT:
+            self._forward_size += len(mqtt_topic) + _ENTRY
+            if self._forward_size > _CACHE_LIMIT:
                 self._forward.clear()
+                self._forward_size = len(mqtt_topic) + _ENTRY
             found = self._forward[mqtt_topic] = self._find(mqtt_topic)
         return found
 
