@@ -45,6 +45,7 @@ WAITING_OF_ADDRESS: Final = 256  # enough for a fleet behind one address, for so
 KNOWN_ADDRESSES: Final = 10_000  # addresses with a recent login; they take precedence over others
 WAITING_LIMIT: Final = 4096  # waiting attempts in total; each holds a name and a password
 CREDENTIAL_LIMIT: Final = 65_535  # bytes; MQTT's own limit for both
+DRAIN_S: Final = 15.0  # how long a reload waits for the checks of the old plugins: longer than a check may take
 NONCE_BYTES: Final = 18  # random, in a SCRAM nonce: 24 characters
 
 
@@ -151,6 +152,8 @@ class Authenticator:
         self._remembered.clear()
         if old is not None and fresh is not None:
             fresh.errors = old.errors
+            if self._checking:  # a plugin that is closed meanwhile would refuse them
+                await asyncio.wait(tuple(self._checking.values()), timeout=DRAIN_S)
             await old.stop()
         return True
 

@@ -61,6 +61,8 @@ class CountingPlugin(BaseAuthPlugin):
                 raise ValueError(f"no luck with {session.password}")
             case "abstain":
                 return None
+            case "wait":
+                await asyncio.sleep(0.3)
             case "block":
                 time.sleep(0.3)  # noqa: ASYNC251 - what a plugin for LDAP does
         return session.password == SECRET
@@ -212,6 +214,21 @@ async def test_reload_takes_new_users_and_keeps_the_old_on_a_fault(password_file
     await authenticator.stop()
 
 
+async def test_a_reload_lets_the_logins_in_progress_end() -> None:
+    """The old plugins are closed when they have answered, whether by yes or by no."""
+    asked: list[Any] = []
+    authenticator = Authenticator(with_plugin(behaviour="wait", shared=asked), sleep=Clock().sleep)
+    await authenticator.start()
+    async with asyncio.TaskGroup() as group:
+        right = group.create_task(authenticator.authenticate_password("ann", SECRET, peer=PEER))
+        wrong = group.create_task(authenticator.authenticate_password("ann", "wrong", peer=PEER))
+        await wait_until(lambda: len(asked) == 2)
+        assert await authenticator.reload()
+    assert (right.result(), wrong.result()) == (Identity("ann", "password"), None)
+    assert authenticator.statistics().errors_total == 0
+    await authenticator.stop()
+
+
 async def test_success_is_remembered_for_a_while() -> None:
     clock = Clock()
     asked: list[Any] = []
@@ -304,6 +321,24 @@ async def test_one_address_cannot_guess_in_parallel(monkeypatch: pytest.MonkeyPa
         assert authenticator.statistics().throttled_total == 1
         assert await authenticator.authenticate_password("ann", SECRET, peer="192.0.2.9:1")
         gate.set()
+    await authenticator.stop()
+
+
+async def test_who_leaves_before_the_refusal_waits_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An HTTP request is cancelled with its connection: closing it must not be a way to guess faster."""
+    monkeypatch.setattr(throttle, "REFUSALS_PER_ADDRESS", 3)
+    clock = Clock()
+    authenticator = Authenticator(with_plugin(), clock=clock, sleep=lambda _: asyncio.sleep(60))
+    await authenticator.start()
+    for number in range(3):
+        guess = asyncio.create_task(authenticator.authenticate_password("ann", f"{number}", peer=PEER))
+        await wait_until(lambda number=number: authenticator.statistics().refused_total == number + 1)
+        guess.cancel()
+        await asyncio.wait([guess])
+    with pytest.raises(Busy):
+        await authenticator.authenticate_password("ann", SECRET, peer=PEER)
+    clock.now += throttle.DELAY_LIMIT_S
+    assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
     await authenticator.stop()
 
 
