@@ -126,7 +126,7 @@ class Deliveries:
         self._retained_queue().add_again(entry.name, subscription, entry.packet_id)
 
     def _abandon(self, entry: InflightMessage) -> None:
-        """End a delivery that cannot be sent again: its message is deleted, or too large for the client.
+        """End a delivery that cannot be sent again: its message is deleted, too large for the client, or not allowed.
 
         At QoS 2 the client may have the message: PUBREL completes the exchange and frees the packet identifier.
         """
@@ -233,7 +233,8 @@ class Deliveries:
                 return
             queue.pop()
             if entry is not None:
-                self._send_again(entry, self._message(kept.delivery, ()), retain=True)
+                allowed = self.client is not None and self.client.may_receive_retained(topic)
+                self._send_again(entry, self._message(kept.delivery, ()), retain=True, allowed=allowed)
                 continue
             identifiers = (subscription.identifier,) if subscription.identifier else ()
             place = Received(retained.name, topic.encode(), None, (), 0, kept.partition, kept.offset)
@@ -288,16 +289,17 @@ class Deliveries:
         if entry is not None:
             match = match or _PLAIN
             message = self._message(delivery, match.identifiers)  # already sent, so it does not expire [MQTT-4.3.3-7]
-            self._send_again(entry, message, retain=match.retain)
+            allowed = self.client is not None and self.client.may_receive(delivery.topic, record)
+            self._send_again(entry, message, retain=match.retain, allowed=allowed)
             return
         if match is not None and match.qos:  # messages at QoS 0 are not kept for absent clients
             self._deliver(record, delivery, match, dup=dup)
 
-    def _send_again(self, entry: InflightMessage, message: PreparedPublish, *, retain: bool) -> None:
-        """Resend a delivery in flight under its old packet identifier [MQTT-4.4.0-1]."""
+    def _send_again(self, entry: InflightMessage, message: PreparedPublish, *, retain: bool, allowed: bool) -> None:
+        """Resend a delivery in flight under its old packet identifier [MQTT-4.4.0-1], if it is still allowed."""
         client, packet_id = self.client, entry.packet_id
         assert client is not None
-        if client.send(message, entry.stage, retain=retain, dup=True, packet_id=packet_id) is None:
+        if not allowed or client.send(message, entry.stage, retain=retain, dup=True, packet_id=packet_id) is None:
             self._abandon(entry)
 
     def send_shared(self, record: Received, match: Match, share: Share) -> None:

@@ -13,8 +13,11 @@ from gateway.config import AccessRule
 from gateway.listeners import make_servers
 from gateway.mqtt.listener import MqttServer
 from gateway.security.access_rules import ListedRules
-from protocols.mqtt.packets import Puback, Publish, Suback, Subscribe, Subscription, Will
+from gateway.security.identity import Identity
+from protocols.mqtt.packets import Puback, Publish, Pubrel, Suback, Subscribe, Subscription, Will
+from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import ReasonCode
+from tests.conftest import NewTopicFactory
 from tests.support.assembled import Assembled, assembled
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
@@ -177,3 +180,48 @@ async def test_a_will_whose_right_is_revoked_during_connect_is_refused(
     client = await RawClient.connect(revocable.address, will=Will(f"raw-{RUN}/will", b"x"))
     assert client.connack.reason_code == ReasonCode.NOT_AUTHORIZED
     client.drop()
+
+
+class _Replaced(ListedRules):
+    """Rules that replace others, as Kafka's ACLs do."""
+
+    def may_change_for(self, identity: Identity) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("retained", [False, True])
+async def test_a_message_in_flight_is_not_sent_again_without_the_right(
+    revocable: Revocable, new_topic: NewTopicFactory, qos: int, retained: bool
+) -> None:
+    """A client that has connected again gets what it may still read, and nothing is left over."""
+    topic = await new_topic(partitions=1)
+    gone, kept, end = (f"{topic}/{name}" for name in ("gone", "kept", "end"))
+    writer = await RawClient.connect(revocable.address)
+    options = {"clean_start": False, "properties": Properties(session_expiry_interval=600)}
+    reader = await RawClient.connect(revocable.address, topic, **options)
+    if not retained:
+        await reader.subscribe(Subscription(f"{topic}/#", qos))
+    for name in (gone, kept):
+        assert await writer.publish(name, b"x", qos, retain=retained) == 0
+    if retained:
+        await reader.subscribe(Subscription(f"{topic}/#", qos))
+    assert {(await reader.expect(Publish)).topic for _ in range(2)} == {gone, kept}
+    reader.drop()
+    await wait_until(lambda: topic not in revocable.made.state.sessions.live)
+    rules = [AccessRule(topic=gone, action="subscribe", allow=False), AccessRule(topic="#")]
+    revocable.made.security.access_list.use(_Replaced(rules))
+    again = await RawClient.connect(revocable.address, topic, **options)
+    for name in (gone, end):
+        assert await publish(writer, name) == 0
+    seen = set()
+    while not {kept, end} <= seen:
+        packet = await again.receive()
+        if isinstance(packet, Publish):
+            seen.add(packet.topic)
+        else:
+            assert isinstance(packet, Pubrel), "at QoS 2 the client may have the message: the exchange is completed"
+            assert qos == 2
+    assert seen == {kept, end}
+    for client in (again, writer):
+        client.drop()
