@@ -20,7 +20,7 @@ from gateway.mqtt.connection.connack import (
     session_expiry,
     shutdown_disconnect,
 )
-from gateway.mqtt.connection.login import EnhancedAuthentication
+from gateway.mqtt.connection.login import EnhancedAuthentication, identify, refusal
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.connection.subscribing import ANSWER_S
 from gateway.mqtt.session.client_port import ClientPort
@@ -98,7 +98,7 @@ class Admission:
         return None
 
     async def _connect(self, event: packets.Connect) -> Admitted | None:
-        pump, login = self._pump, self._services.login
+        pump = self._pump
         if pump.closed:  # while CONNECT waited
             return None
         if self._services.opening.is_closed:
@@ -106,19 +106,27 @@ class Admission:
         method = event.properties.authentication_method if event.properties is not None else None
         if method is not None:
             assert event.properties is not None
-            flush = self._client.flush
-            self._enhanced = login.start(pump.entrance, self._connection, method, peer=pump.peer, flush=flush)
-            if self._enhanced is None:
+            exchange = pump.entrance.exchange(method, peer=pump.peer)
+            if exchange is None:  # [MQTT-4.12.0-1]
                 raise _RefusedError(ReasonCode.BAD_AUTHENTICATION_METHOD, "authentication method not supported")
-            return await self._authenticated(event, await self._enhanced.begin(event.properties.authentication_data))
+            self._enhanced = EnhancedAuthentication(
+                pump.entrance,
+                self._connection,
+                exchange,
+                method=method,
+                peer=pump.peer,
+                flush=self._client.flush,
+                wall_clock=self._services.wall_clock,
+            )
+            return await self._authenticated(event, await self._enhanced.step(event.properties.authentication_data))
         try:
-            identity = await login.identify(pump.entrance, event, peer=pump.peer, certificate=pump.peercert)
+            identity = await identify(pump.entrance, event, peer=pump.peer, certificate=pump.peercert)
         except Unavailable as away:
             raise _RefusedError(ReasonCode.SERVER_UNAVAILABLE, str(away)) from None
         except Busy as busy:
             raise _RefusedError(ReasonCode.SERVER_BUSY, str(busy)) from None
         if identity is None:
-            raise _RefusedError(*login.refusal(event))
+            raise _RefusedError(*refusal(event))
         return await self._admit(event, identity, NONE)
 
     async def _authenticate(self, event: packets.Auth) -> Admitted | None:
@@ -180,9 +188,8 @@ class Admission:
         if not grant.names.has_mqtt(client_id):
             raise _RefusedError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client id is reserved for a tenant")
         will = pending_will(connect, grant)
-        refusal = check_will(will, grant, services.config)
-        if refusal is not None:
-            raise _RefusedError(*refusal)
+        if (refused := check_will(will, grant, services.config)) is not None:
+            raise _RefusedError(*refused)
         former = services.sessions.live.get(client_id)
         try:
             client.enter_limits(services.limits, identity, None if former is None else former.client)
@@ -199,15 +206,14 @@ class Admission:
                 )
         except TimeoutError:
             raise _RefusedError(ReasonCode.SERVER_UNAVAILABLE, "Kafka does not answer") from None
-        except Refused as refused:
-            raise _RefusedError(_REFUSALS.get(refused.outcome, ReasonCode.SERVER_UNAVAILABLE), refused.reason) from None
+        except Refused as error:
+            raise _RefusedError(_REFUSALS.get(error.outcome, ReasonCode.SERVER_UNAVAILABLE), error.reason) from None
         if client.is_over:
             services.sessions.leave(session, with_will=True)
             return None
-        refusal = check_will(will, grant, services.config)
-        if refusal is not None:  # the rights have changed meanwhile
+        if (refused := check_will(will, grant, services.config)) is not None:  # the rights have changed meanwhile
             services.sessions.leave(session, with_will=False)
-            raise _RefusedError(*refusal)
+            raise _RefusedError(*refused)
         announced = announcement(connect, own_id, asked, proof, session.expiry, services.config)
         return Admitted(identity, grant, session, present, announced)
 

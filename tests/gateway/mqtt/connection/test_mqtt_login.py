@@ -15,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.conn import ScramAuthenticator
 
 from gateway.config import SecurityConfig
-from gateway.mqtt.connection.login import Login
+from gateway.mqtt.connection.login import identify, refusal
 from gateway.security.authentication import Authenticator
 from gateway.security.identity import ANONYMOUS, Identity
 from gateway.security.scram import derive
@@ -272,10 +272,10 @@ async def test_what_connect_alone_proves(tmp_path: Path) -> None:
     certificate = {"subject": ((("commonName", "pump-7"),),)}
     authenticator = Authenticator(SecurityConfig(password_file=path, failed_attempt_delay_s=0))
     await authenticator.start()
-    login, door = Login(lambda: 0), entrance(authenticator)
+    door = entrance(authenticator)
 
     async def who(peercert: Any = None, **fields: Any) -> Identity | None:
-        return await login.identify(door, packets.Connect(Version.V5, "c", **fields), peer="", certificate=peercert)
+        return await identify(door, packets.Connect(Version.V5, "c", **fields), peer="", certificate=peercert)
 
     assert await who(username="ann", password=b"secret") == Identity("ann", "password")
     assert await who(username="ann", password=b"wrong") is None
@@ -283,6 +283,6 @@ async def test_what_connect_alone_proves(tmp_path: Path) -> None:
     assert await who(certificate) == Identity("pump-7", "certificate")
     assert await who() == ANONYMOUS
     await authenticator.stop()
-    assert Login.refusal(packets.Connect(Version.V5, "c"))[0] == ReasonCode.NOT_AUTHORIZED
+    assert refusal(packets.Connect(Version.V5, "c"))[0] == ReasonCode.NOT_AUTHORIZED
     wrong = packets.Connect(Version.V5, "c", username="ann")
-    assert Login.refusal(wrong)[0] == ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    assert refusal(wrong)[0] == ReasonCode.BAD_USER_NAME_OR_PASSWORD
