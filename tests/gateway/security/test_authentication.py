@@ -18,15 +18,18 @@ from amqtt.session import Session
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.config import ConfigError, SecurityConfig
-from gateway.security import amqtt_plugins, authentication, throttle
+from gateway.security import amqtt_plugins, authentication, credentials, throttle
 from gateway.security.authentication import Authenticator
 from gateway.security.credentials import Credentials
 from gateway.security.fair_queue import Busy
 from gateway.security.identity import ANONYMOUS, Identity
+from gateway.security.scram import derive
+from gateway.security.user_files import scram_line
 from tests.support.waiting import wait_until
 
 PEER = "192.0.2.1:50000"
 SECRET = "correct horse"
+CREDENTIAL = derive("SCRAM-SHA-256", "secret", b"0123456789abcdef", 4096)
 CHEAP = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1)
 
 
@@ -52,6 +55,11 @@ class CountingPlugin(BaseAuthPlugin):
     class Config:
         behaviour: str = "check"
         shared: Any = None
+        starting_s: Any = None  # how long each start takes
+
+    async def on_broker_pre_start(self) -> None:
+        if self.config.starting_s:
+            await asyncio.sleep(self.config.starting_s.pop(0))
 
     async def authenticate(self, *, session: Session) -> bool | None:
         if self.config.shared is not None:
@@ -226,6 +234,25 @@ async def test_a_reload_lets_the_logins_in_progress_end() -> None:
         assert await authenticator.reload()
     assert (right.result(), wrong.result()) == (Identity("ann", "password"), None)
     assert authenticator.statistics().errors_total == 0
+    await authenticator.stop()
+
+
+async def test_a_later_reload_counts_even_if_an_earlier_one_takes_longer(tmp_path: Path) -> None:
+    users = tmp_path / "scram"
+    users.write_text("".join(scram_line(name, "SCRAM-SHA-256", CREDENTIAL) + "\n" for name in ("ann", "bob")))
+    starting_s = [0.0] * credentials.WORKERS
+    config = with_plugin(starting_s=starting_s).model_copy(update={"scram_file": users})
+    authenticator = Authenticator(config)
+    await authenticator.start()
+    starting_s += [0.5, 0.0]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(authenticator.reload())
+        await wait_until(lambda: len(starting_s) < credentials.WORKERS)
+        write(users, scram_line("ann", "SCRAM-SHA-256", CREDENTIAL) + "\n")
+        group.create_task(authenticator.reload())
+    assert authenticator._scram is not None
+    assert authenticator._scram.credential("SCRAM-SHA-256", "ann") == CREDENTIAL
+    assert authenticator._scram.credential("SCRAM-SHA-256", "bob") != CREDENTIAL
     await authenticator.stop()
 
 
