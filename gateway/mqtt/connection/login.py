@@ -50,6 +50,8 @@ class EnhancedAuthentication:
     Sends AUTH, and disconnects when authentication fails or when a token expires without a newer one. During
     re-authentication the connection keeps its identity (section 4.12.1). Re-authentication as another user is refused,
     because the session, its subscriptions and its in-flight messages belong to the first user.
+
+    The method alone determines the identity: CONNECT's user name and password and the certificate are ignored.
     """
 
     __slots__ = ("_connection", "_disconnect", "_entrance", "_exchange", "_expiry", "_method", "_peer", "_user")
@@ -65,11 +67,7 @@ class EnhancedAuthentication:
         disconnect: Callable[[ReasonCode, str], None],
         wall_clock: Callable[[], int],
     ) -> None:
-        """Start with the exchange of a CONNECT; its method alone determines the identity.
-
-        CONNECT's user name and password and the certificate are ignored. `disconnect` ends the connection, with CONNACK
-        if it is not open yet (`ClientPort.disconnect`). `wall_clock` returns epoch milliseconds.
-        """
+        """`exchange` is the first one. `disconnect` ends the connection, with CONNACK if it is not open yet."""
         self._entrance = entrance
         self._connection = connection
         self._method = method

@@ -119,6 +119,8 @@ class Incoming:
 
     def rights_changed(self) -> None:
         """Authorize each topic again at its next publish."""
+        assert self._client.grant is not None
+        self._allowed = self._client.grant.mqtt_publish
         self._inbound.forget_admitted()
 
     def _find_refused(self, received: list[Any], position: int) -> None:

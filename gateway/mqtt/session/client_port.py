@@ -83,6 +83,10 @@ class ClientPort(abc.ABC):
         """Whether a PUBLISH at QoS 0 has the same bytes for this client as for others of its version."""
         return not self._connection.gives_aliases
 
+    @abc.abstractmethod
+    def rights_changed(self) -> None:
+        """Apply the changed rights of `grant`."""
+
     def may_receive(self, topic: str, record: Received) -> bool:
         """Whether the client may read a record that has this MQTT topic."""
         return self.grant is not None and self.grant.mqtt_subscribe(topic, record.topic, record.key)

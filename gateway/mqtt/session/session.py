@@ -25,7 +25,7 @@ from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.lifecycle import State
 from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts
 from gateway.mqtt.session.self_delivery import OwnCopies
-from gateway.mqtt.session.shared import ShareParts, Shares
+from gateway.mqtt.session.shared import ShareParts, Shares, is_refused
 from gateway.mqtt.session.subscriptions import Subscriptions
 from gateway.mqtt.state.records import InflightRecord, Offsets, PendingWill, SessionRecord, SessionSubscription
 from gateway.mqtt.state.store import SessionStore
@@ -33,7 +33,7 @@ from gateway.pauses import RECEIVE_MAXIMUM
 from gateway.security.authorization import Grant
 from mapping.record import Received
 from protocols.mqtt.reasons import ReasonCode
-from protocols.mqtt.topics import is_shared, parse_share
+from protocols.mqtt.topics import is_shared
 
 log = structlog.get_logger(__name__)
 
@@ -367,13 +367,8 @@ class Session:
 
     def refused_by(self, grant: Grant) -> str | None:
         """Return a subscribed filter that the grant does not allow, or None."""
-        for topic_filter in (*self.subscriptions.by_filter, *self.shares.subscriptions):
-            shared = parse_share(topic_filter)
-            if not grant.mqtt_subscribe.filter(topic_filter if shared is None else shared.topic_filter):
-                return topic_filter
-            if shared is not None and grant.group("read", shared.group) is False:
-                return topic_filter
-        return None
+        filters = (*self.subscriptions.by_filter, *self.shares.subscriptions)
+        return next((topic_filter for topic_filter in filters if is_refused(grant, topic_filter)), None)
 
     def _make_outboxes(self) -> Outbox:
         if self._lossless is None:
