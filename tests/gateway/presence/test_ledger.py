@@ -294,9 +294,16 @@ def test_records_that_are_no_gateways_are_ignored() -> None:
     one.apply(KEY, one.take(KEY, 0), own=True)
     good = msgspec.json.decode(one.known[KEY].value)
     wrong = ({"epoch": -1}, {"epoch": 1 << 60}, {"state": "here"}, {"since": "now"})
-    deep = b'{"x":' + b"[" * 100_000
-    for bad in (b"{", b"[]", b'{"state":"online"}', deep, *(msgspec.json.encode({**good, **field}) for field in wrong)):
+    deep = b'{"x":' * 10_000
+    for bad in (
+        b"{",
+        b"[]",
+        b"\xff",
+        deep,
+        b'{"state":"online"}',
+        *(msgspec.json.encode({**good, **field}) for field in wrong),
+    ):
         assert not one.apply(KEY, bad, own=False)
-    assert one.invalid == 8
+    assert one.invalid == 9
     assert not closed
     assert one.is_idle
