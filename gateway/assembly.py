@@ -344,8 +344,8 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     groups.bind(state)
     if presence is not None:
         presence.bind(state, retained.mirror)
-    log.topics.watch(partial(topics_changed, sessions.live))
-    router.listen(partial(topic_recreated, sessions.live))
+    log.topics.watch(partial(topics_changed, sessions.live, parts))
+    router.listen(partial(topic_recreated, sessions.live, parts))
     await state.start()
     stack.push_async_callback(state.stop)
     await retained.start()

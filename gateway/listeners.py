@@ -18,7 +18,6 @@ from gateway.kafka.driver.client_settings import client_settings, consumer_setti
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
 from gateway.mqtt.connection.answers import Answers
-from gateway.mqtt.connection.login import Login
 from gateway.mqtt.connection.refused_again import RefusedAgain, refused_topic
 from gateway.mqtt.connection.services import Services as MqttServices
 from gateway.mqtt.listener import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
@@ -82,7 +81,6 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
         sessions=state.sessions,
         opening=state.opening,
         retained=state.retained,
-        login=Login(wall_clock),
         access=security.access_list,
         refused_again=RefusedAgain(log.publisher, state.parts.counters),
         answers=Answers(),

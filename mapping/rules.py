@@ -12,7 +12,8 @@ The way back needs no header.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from mapping.record import MQTT_TOPIC, Headers, is_topic_name, text_of
@@ -61,40 +62,42 @@ class TopicNames:
 class _Template:
     """The topic of a rule, with dots in it."""
 
-    __slots__ = ("_back", "_parts")
+    __slots__ = ("_back", "_text")
 
     def __init__(self, text: str) -> None:
-        self._parts = PLACEHOLDER.split(text)  # literals, with the placeholders' names between them
-        pattern: list[str] = []
-        seen: dict[str, int] = {}
-        for index, part in enumerate(self._parts):
-            if not index % 2:
-                pattern.append(re.escape(_folded(part)))
-            elif part in seen:
-                pattern.append(f"\\{seen[part]}")
-            else:
-                seen[part] = len(seen) + 1
-                pattern.append("([A-Za-z0-9_-]*)")
-        self._back = re.compile("".join(pattern))
+        self._text = text
+        self._back = _pattern(_folded(text), "[A-Za-z0-9_-]*")
 
     def name(self, folded: str) -> str | None:
         """Return the name that it makes whose dots replaced by underscores give `folded`, or None."""
         found = self._back.fullmatch(folded)
-        if found is None:
-            return None
-        values: dict[str, str] = {}
-        groups = iter(found.groups())
-        for part in self._parts[1::2]:
-            if part not in values:
-                values[part] = next(groups)
-        return "".join(values[part] if index % 2 else part for index, part in enumerate(self._parts))
+        return None if found is None else PLACEHOLDER.sub(lambda level: found[level[1]], self._text)
+
+
+def _pattern(template: str, level: str = "[^/]*?", bound: Mapping[str, str] = MappingProxyType({})) -> re.Pattern[str]:
+    """Compile what matches the texts that a template makes from levels, which are groups of the match.
+
+    `level` matches a level; those of `bound` have one value.
+    """
+    parts: list[str] = []
+    seen: set[str] = set()
+    for index, part in enumerate(PLACEHOLDER.split(template)):  # literals, with the placeholders' names between them
+        if not index % 2:
+            parts.append(re.escape(part))
+        elif part in bound:
+            parts.append(re.escape(bound[part]))
+        else:
+            parts.append(f"(?P={part})" if part in seen else f"(?P<{part}>{level})")
+            seen.add(part)
+    return re.compile("".join(parts))
 
 
 def _folded(name: str) -> str:
     return name.replace(".", "_")
 
 
-_CACHE_LIMIT: Final = 65536  # entries of about 200 bytes, so the cache stays under 16 MiB
+_CACHE_LIMIT: Final = 16 * 1024 * 1024  # characters of cached topic names, with `_ENTRY` for each
+_ENTRY: Final = 256  # so there are at most 65,536 of them
 _MQTT_TOPIC_LIMIT: Final = 65_535  # bytes [MQTT-4.7.3-3]
 MULTI: Final = "#"
 SINGLE: Final = "+"
@@ -156,8 +159,8 @@ class _Rule:
             raise self._error(f"{text.topic!r} can never be a legal Kafka topic name")
         self.topic = text.topic
         self._key = text.key
-        self._topic_back = self._back(text.topic)
-        self._key_back = None if text.key is None else self._back(text.key)
+        self._topic_back = _pattern(text.topic)
+        self._key_back = None if text.key is None else _pattern(text.key)
         restored = set(PLACEHOLDER.findall(text.topic)) | set(PLACEHOLDER.findall(text.key or ""))
         if not self._named.keys() <= restored:
             self._reversible = False
@@ -223,33 +226,10 @@ class _Rule:
             rest = levels[len(self._levels) :]
             if rest and not self._multi and rest != [MULTI]:
                 return None
-        return self._pattern(self.topic, bound)
+        return _pattern(self.topic, bound=bound)
 
     def _fill(self, template: str, levels: Sequence[str]) -> str:
         return PLACEHOLDER.sub(lambda name: levels[self._named[name[1]]], template)
-
-    def _back(self, template: str) -> re.Pattern[str]:
-        return self._pattern(template, {}, capture=True)
-
-    @staticmethod
-    def _pattern(template: str, bound: dict[str, str], *, capture: bool = False) -> re.Pattern[str]:
-        parts: list[str] = []
-        seen: set[str] = set()
-        end = 0
-        for name in PLACEHOLDER.finditer(template):
-            parts.append(re.escape(template[end : name.start()]))
-            if name[1] in bound:
-                parts.append(re.escape(bound[name[1]]))
-            elif not capture:
-                parts.append("[^/]*")
-            elif name[1] in seen:
-                parts.append(f"(?P={name[1]})")
-            else:
-                parts.append(f"(?P<{name[1]}>[^/]*?)")
-                seen.add(name[1])
-            end = name.end()
-        parts.append(re.escape(template[end:]))
-        return re.compile("".join(parts))
 
     def _check_names(self, template: str, what: str) -> None:
         for name in PLACEHOLDER.findall(template):
@@ -289,13 +269,16 @@ class Rules:
         except CollisionError as error:
             raise RuleError(f"mapping.dotted_topics: {error}") from error
         self._forward: dict[str, Destination] = {}
+        self._forward_size = 0
 
     def destination(self, mqtt_topic: str) -> Destination:
         """Return the destination of a valid MQTT topic name without wildcards."""
         found = self._forward.get(mqtt_topic)
         if found is None:
-            if len(self._forward) >= _CACHE_LIMIT:
+            self._forward_size += len(mqtt_topic) + _ENTRY
+            if self._forward_size > _CACHE_LIMIT:
                 self._forward.clear()
+                self._forward_size = len(mqtt_topic) + _ENTRY
             found = self._forward[mqtt_topic] = self._find(mqtt_topic)
         return found
 

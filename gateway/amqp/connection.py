@@ -58,6 +58,7 @@ from protocols.amqp.events import (
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import (
     CONNECTION_FORCED,
+    INVALID_FIELD,
     RESOURCE_DELETED,
     RESOURCE_LIMIT_EXCEEDED,
     UNAUTHORIZED_ACCESS,
@@ -420,6 +421,11 @@ class AmqpConnection(AttachingPeer):
             return
         except Unavailable as away:
             self._connection.close(Error(CONNECTION_FORCED, str(away)))
+            return
+        name = self.grant.names.mqtt(event.container_id)
+        if not self.grant.names.has_mqtt(name):  # its presence, for example, would be another client's
+            self._audit_refusal("the container-id is reserved for a tenant", identity.name)
+            self._connection.close(Error(INVALID_FIELD, "the container-id is reserved for a tenant"))
             return
         self._identity = identity
         self.container_id = event.container_id

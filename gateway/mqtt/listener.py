@@ -63,12 +63,12 @@ class MqttServer(ProtocolServer):
         self._services.publisher.gate.subscribe(self._kafka_gate)
 
     def _kafka_gate(self, is_open: bool) -> None:
-        for client in self._clients():
+        for client in self.departing():
             client.kafka_gate(is_open)
 
     def _recheck_rights(self, changed: AbstractSet[Grant]) -> Iterator[None]:
         """Check the clients whose grants have changed."""
-        for client in self._clients():
+        for client in self.departing():
             if client.grant in changed:
                 client.rights_changed()
             yield
@@ -96,9 +96,6 @@ class MqttServer(ProtocolServer):
             pump.resume_writing()
         pump.flush_soon()
 
-    def _clients(self) -> list[Client]:
-        return [pump.handler for pump in self.pumps if isinstance(pump.handler, Client)]
-
     def open(self) -> tuple[Connection, Client]:
         """Create the protocol connection and its handler for a new socket."""
         connection = Connection(self._limits)
@@ -106,7 +103,7 @@ class MqttServer(ProtocolServer):
 
     def departing(self) -> list[Client]:
         """Return every client."""
-        return self._clients()
+        return [pump.handler for pump in self.pumps if isinstance(pump.handler, Client)]
 
     def stop_accepting(self) -> None:
         """Stop accepting connections, and refuse CONNECT on those that are open."""
@@ -118,7 +115,7 @@ class MqttServer(ProtocolServer):
         """Send DISCONNECT to every client."""
         if self._services.self_delivery is not None:
             self._services.self_delivery.release()
-        for client in self._clients():
+        for client in self.departing():
             client.leave()
 
     def statistics(self) -> Statistics:

@@ -28,7 +28,7 @@ from gateway.security.exchange import Exchange, ScramExchange
 from gateway.security.fair_queue import Busy, FairQueue, Unavailable
 from gateway.security.identity import ANONYMOUS, Identity, common_name, is_principal
 from gateway.security.kafka_passwords import KafkaPasswords
-from gateway.security.key_source import FileKeys, UrlKeys
+from gateway.security.key_source import FileKeys, KeySet, UrlKeys
 from gateway.security.scram import ScramServer
 from gateway.security.throttle import Throttle, address_of
 from gateway.security.tokens import TokenError, TokenVerifier, VerifiedToken
@@ -45,6 +45,7 @@ WAITING_OF_ADDRESS: Final = 256  # enough for a fleet behind one address, for so
 KNOWN_ADDRESSES: Final = 10_000  # addresses with a recent login; they take precedence over others
 WAITING_LIMIT: Final = 4096  # waiting attempts in total; each holds a name and a password
 CREDENTIAL_LIMIT: Final = 65_535  # bytes; MQTT's own limit for both
+DRAIN_S: Final = 15.0  # how long a reload waits for the checks of the old plugins: longer than a check may take
 NONCE_BYTES: Final = 18  # random, in a SCRAM nonce: 24 characters
 
 
@@ -95,6 +96,7 @@ class Authenticator:
         self._throttle = Throttle(config.failed_attempt_delay_s, clock=clock, sleep=sleep)
         self._secret = secrets.token_bytes(32)
         self._remembered: Recent[bytes, float] = Recent(CACHE_ENTRIES)  # until when, by digest
+        self._reloading = asyncio.Lock()
         self._checking: dict[bytes, asyncio.Future[bool | None]] = {}
         # A file changes only on a reload, which clears the cache.
         self._remembered_s = CACHE_S if config.plugins or config.asks_kafka_for_passwords else float("inf")
@@ -129,30 +131,37 @@ class Authenticator:
         Returns:
             Whether the new ones are in use.
         """
-        fresh = keys = None
+        async with self._reloading:  # one that started earlier must not end later: it has read older files
+            source = self._tokens.keys if self._tokens is not None else None
+            try:
+                # In a thread: a hundred thousand users take half a second.
+                users, keys, fresh = await asyncio.to_thread(self._read_files)
+                if fresh is not None:
+                    await fresh.start()
+            except ConfigError as error:
+                log.error("authentication not reloaded, the old one stays in use", error=str(error))
+                return False
+            self._scram = users
+            if keys is not None and isinstance(source, FileKeys):
+                source.use(keys)
+            elif isinstance(source, UrlKeys):
+                source.refresh()
+            if self._tokens is not None:
+                self._tokens.forget()
+            old, self._backend = self._backend, fresh
+            self._remembered.clear()
+            if old is not None and fresh is not None:
+                fresh.errors = old.errors
+                if self._checking:  # a plugin that is closed meanwhile would refuse them
+                    await asyncio.wait(tuple(self._checking.values()), timeout=DRAIN_S)
+                await old.stop()
+            return True
+
+    def _read_files(self) -> tuple[ScramUsers | None, KeySet | None, Passwords | None]:
+        """Read the configured files; raises ConfigError. The password check is not started."""
         source = self._tokens.keys if self._tokens is not None else None
-        try:
-            users = _scram_users(self._config)
-            if isinstance(source, FileKeys):
-                keys = source.read()
-            if (fresh := self._passwords()) is not None:
-                await fresh.start()
-        except ConfigError as error:
-            log.error("authentication not reloaded, the old one stays in use", error=str(error))
-            return False
-        self._scram = users
-        if keys is not None and isinstance(source, FileKeys):
-            source.use(keys)
-        elif isinstance(source, UrlKeys):
-            source.refresh()
-        if self._tokens is not None:
-            self._tokens.forget()
-        old, self._backend = self._backend, fresh
-        self._remembered.clear()
-        if old is not None and fresh is not None:
-            fresh.errors = old.errors
-            await old.stop()
-        return True
+        keys = source.read() if isinstance(source, FileKeys) else None
+        return _scram_users(self._config), keys, self._passwords()
 
     # what the gateway offers
 

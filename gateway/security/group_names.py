@@ -105,7 +105,7 @@ class GroupNames:
             return
         try:
             owned = self._decoder.decode(record.value)
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):  # msgspec's errors, or text that is not UTF-8
             self._statistics.undecodable_total += 1  # not ours
             return
         if self._find(group) is None:

@@ -29,6 +29,7 @@ Key = str | bytes | None
 WILDCARD: Final = "*"
 CACHED_DECISIONS: Final = 1024  # per grant and action; more names cost an evaluation of the rules
 CACHED_KEY: Final = 128  # longest cached key: bounds the memory to 128 KiB of keys per grant and action
+CACHED_TOPIC: Final = 249  # longest cached topic: Kafka's limit, which the first level of an MQTT topic may exceed
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -132,12 +133,14 @@ class Permission:
         if len(self._topics) >= CACHED_DECISIONS:
             self._topics.clear()
         whole = self.uniform(topic)
+        is_short = len(topic) <= CACHED_TOPIC
         if whole is not None:
-            self._topics[topic] = whole
+            if is_short:
+                self._topics[topic] = whole
             return whole
         name = name_of(topic, key)
         allowed = next((rule.allow for rule in self._rules if matches(rule.levels, name)), False)
-        if key is None or len(key) <= CACHED_KEY:
+        if is_short and (key is None or len(key) <= CACHED_KEY):
             if len(self._by_key) >= CACHED_DECISIONS:
                 self._by_key.clear()
             self._by_key[topic, key] = allowed

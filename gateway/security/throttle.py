@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -21,11 +21,15 @@ class _Failures(msgspec.Struct, eq=False, gc=False):
 
     in_a_row: int = 0  # without a pause of more than `FORGET_S` between two
     last: float = 0.0  # when it failed last
-    waiting: int = 0  # failures that are not answered yet
+    due: list[float] = []  # when those that are not answered yet may be
 
 
 class Throttle:
-    """The addresses that have failed last. A delayed failure holds nothing but its waiting coroutine."""
+    """The addresses that have failed last. A delayed failure holds nothing but its waiting coroutine.
+
+    It counts as waiting until its answer is due, even if its client has disconnected: otherwise a client could close
+    the connection instead of waiting, and guess on.
+    """
 
     def __init__(self, base_s: float, *, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
         """Start with no failures; the last `ADDRESSES` addresses are remembered.
@@ -45,7 +49,7 @@ class Throttle:
     def waiting(self, address: str) -> int:
         """Return how many failures of the address are not answered yet; 0 if it is not remembered."""
         failures = self._failures.get(address)
-        return 0 if failures is None else failures.waiting
+        return 0 if failures is None else len(_later(failures.due, self._clock()))
 
     def is_full(self, address: str) -> bool:
         """Return whether the address has so many delayed failures that its logins are not checked now."""
@@ -66,11 +70,13 @@ class Throttle:
         delay = max(self._base_s, min(DELAY_LIMIT_S, self._base_s * 2.0 ** min(failures.in_a_row, 16)))
         failures.in_a_row += 1
         failures.last = now
-        failures.waiting += 1
-        try:
-            await self._sleep(max(0.0, began + delay - now))
-        finally:
-            failures.waiting -= 1
+        due = began + delay
+        failures.due = _later([*failures.due, due], now)
+        await self._sleep(max(0.0, due - now))
+
+
+def _later(times: Sequence[float], now: float) -> list[float]:
+    return [time for time in times if time > now]
 
 
 def peer_of(peername: object) -> str:

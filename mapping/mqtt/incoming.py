@@ -22,7 +22,8 @@ except ImportError:  # not built, or switched off: `gateway.native` reports it
 
 PROTOCOL_NAMES: Final = {Version.V5: b"mqtt5", Version.V311: b"mqtt311", Version.V31: b"mqtt31"}
 
-_ROUTES_LIMIT: Final = 4096  # cached per connection; with more topics the cache is cleared
+_ROUTES_LIMIT: Final = 1024 * 1024  # characters of the topics cached per connection, with `_ROUTE` for each
+_ROUTE: Final = 256  # so there are at most 4096 of them; above the limit the cache is cleared
 _NO_ROUTES: Final[dict[str, Route]] = {}  # shared by connections that never published; never written to
 _QOS_HEADERS: Final = tuple((MQTT_QOS, b"%d" % qos) for qos in range(3))
 
@@ -30,7 +31,7 @@ _QOS_HEADERS: Final = tuple((MQTT_QOS, b"%d" % qos) for qos in range(3))
 class Inbound:
     """Maps the PUBLISH packets of one connection to records."""
 
-    __slots__ = ("_admitted", "_client", "_mount", "_protocol", "_routes", "_rules")
+    __slots__ = ("_admitted", "_client", "_mount", "_protocol", "_routes", "_routes_size", "_rules")
 
     def __init__(self, rules: Rules, version: Version, client_id: str, mount: str = "") -> None:
         """`client_id` and `version` are put into every record; `mount` prefixes all topics (`mapping.tenants`)."""
@@ -39,6 +40,7 @@ class Inbound:
         self._protocol: Header = (GW_PROTOCOL, PROTOCOL_NAMES[version])
         self._client: Header = (GW_CLIENT, rules.own_name(client_id).encode())
         self._routes: dict[str, Route] = {}
+        self._routes_size = 0
         self._admitted = _NO_ROUTES
 
     def to_record(  # noqa: PLR0917 - keywords cost time on the hot path
@@ -84,8 +86,10 @@ class Inbound:
         name = (MQTT_TOPIC, self._rules.own_name(whole).encode())
         headers = tuple((name, qos, self._protocol, self._client) for qos in _QOS_HEADERS)
         route = Route(destination.topic, destination.key, headers)
-        if len(self._routes) >= _ROUTES_LIMIT:
+        self._routes_size += len(topic) + _ROUTE
+        if self._routes_size > _ROUTES_LIMIT:
             self._routes.clear()
+            self._routes_size = len(topic) + _ROUTE
             self._admitted = _NO_ROUTES
         self._routes[topic] = route
         return route

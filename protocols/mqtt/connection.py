@@ -3,8 +3,8 @@
 It enforces the state table `LEGAL` and what CONNACK announced. The events are the received packets, with topic aliases
 resolved; PINGREQ is answered here. The caller answers
 
-    CONNECT                 with `accept`, `refuse`, or `send_auth` if it has an authentication method
-    AUTH                    with `accept`, `refuse` or `send_auth`
+    CONNECT                 with `accept`, `send_disconnect`, or `send_auth` if it has an authentication method
+    AUTH                    with `accept`, `send_disconnect` or `send_auth`
     PUBLISH                 with `send_puback` (QoS 1) or `send_pubrec` (QoS 2)
     PUBREL                  with `send_pubcomp`
     PUBREC                  with `send_pubrel`; from code 0x80 on the exchange has ended instead
@@ -191,15 +191,6 @@ class Connection(Receiver):
         if self._eof and self.is_open:
             found += self.receive_eof()
         return found
-
-    def refuse(self, reason_code: int, reason_string: str | None = None, properties: Properties = NONE) -> None:
-        """Answer CONNECT with an error and close; 3.1.1 gets the nearest return code, or none."""
-        if self.connect is None or self.state not in (State.CONNECTING, State.AUTHENTICATING):
-            if self.state is CLOSED:
-                return
-            raise UsageError(f"refuse in state {self.state.name}")
-        self._write_connack(reason_code, reason_string, properties)
-        self._close()
 
     def send_auth(self, reason_code: int, properties: Properties = NONE) -> None:
         """Answer a CONNECT with an authentication method, or an AUTH.

@@ -232,7 +232,10 @@ class Receiver(Sender):
     def send_disconnect(
         self, reason_code: int, reason_string: str | None = None, properties: Properties = NONE
     ) -> None:
-        """Send DISCONNECT (CONNACK before `accept`) and close; 3.1.1 servers send no DISCONNECT."""
+        """Send DISCONNECT and close, or answer CONNECT with an error; nothing if the connection is closed.
+
+        3.1.1 servers send no DISCONNECT, and in CONNACK the nearest return code, if there is one.
+        """
         if self.state is OPEN:
             self._write_disconnect(reason_code, reason_string, properties)
         elif self.state is not State.CLOSED and self.version is not None:

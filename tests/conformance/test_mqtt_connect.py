@@ -141,7 +141,7 @@ def test_no_client_identifier_needs_a_clean_session() -> None:
 def test_a_client_identifier_can_be_refused(version: int) -> None:
     connection = new()
     say(connection, CONNECTS[version])
-    connection.refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
+    connection.send_disconnect(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)
     assert ended_by(connection) == (0x20, 0x85 if version == 5 else 2)
 
 
@@ -174,7 +174,7 @@ def test_nothing_is_processed_after_a_refusal(version: int) -> None:
     none = "00" if version == 5 else ""
     events = say(connection, CONNECTS[version], f"32 * s't' 0001 {none}", f"82 * 0001 {none} s't' 00", "36 00")
     assert [type(one) for one in events] == [packets.Connect]
-    connection.refuse(ReasonCode.NOT_AUTHORIZED)
+    connection.send_disconnect(ReasonCode.NOT_AUTHORIZED)
     assert ended_by(connection) == (0x20, 0x87 if version == 5 else 5)
     assert say(connection, "c0 00") == []
     assert connection.data_to_send() == b""
@@ -214,10 +214,11 @@ def test_connack_is_the_first_packet(version: int, present: bool) -> None:
 @BOTH
 def test_a_second_connack_cannot_be_sent(version: int) -> None:
     connection = opened(version)
-    for verb in (connection.accept, lambda: connection.refuse(0x80)):
-        with pytest.raises(UsageError):
-            verb()
+    with pytest.raises(UsageError):
+        connection.accept()
     assert connection.data_to_send() == b""
+    connection.send_disconnect(0x80)
+    assert connection.data_to_send()[:1] == (b"\xe0" if version == 5 else b"")
 
 
 @pytest.mark.clause("MQTT-3.2.2-6", "MQTT-3.2.2-7", "MQTT-3.2.2-8", "MQTT-4.13.2-1")
@@ -228,7 +229,7 @@ def test_every_refusal_closes_the_connection(version: int, code: ReasonCode) -> 
     """Each refusal has a code of CONNACK's table and Session Present 0, and closes the connection."""
     connection = new()
     say(connection, CONNECTS[version])
-    connection.refuse(code)
+    connection.send_disconnect(code)
     assert connection.closing
     data = connection.data_to_send()
     if version == 5:
@@ -244,7 +245,7 @@ def test_every_refusal_closes_the_connection(version: int, code: ReasonCode) -> 
 def test_a_reason_without_a_return_code_sends_no_connack(code: int) -> None:
     connection = new()
     say(connection, CONNECTS[4])
-    connection.refuse(code)
+    connection.send_disconnect(code)
     assert ended_by(connection) is None
 
 

@@ -262,7 +262,7 @@ MANY = Properties(user_properties=(("x" * 50, "y" * 50),))
 
 
 def connack_of_failure(connection: Connection, extra: Properties) -> None:
-    connection.refuse(0x87, properties=extra)
+    connection.send_disconnect(0x87, properties=extra)
 
 
 def puback(connection: Connection, extra: Properties) -> None:

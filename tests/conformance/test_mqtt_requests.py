@@ -115,7 +115,7 @@ def test_authentication_can_be_refused_at_every_step(code: int) -> None:
             connection.send_auth(0x18, Properties(authentication_method="M"))
             say(connection, "f0 * 18 v 15 s'M' ;")
         connection.data_to_send()
-        connection.refuse(code)
+        connection.send_disconnect(code)
         assert ended_by(connection) == (0x20, code)
 
 

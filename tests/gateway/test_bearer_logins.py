@@ -140,6 +140,19 @@ async def test_mqtt(secured: GatewayProcess) -> None:
     other.drop()
 
 
+async def test_a_re_authenticated_mqtt_client_has_the_rights_of_its_new_token(secured: GatewayProcess) -> None:
+    client = await RawClient.open(secured.address("mqtt"))
+    client.send(packets.Connect(Version.V5, "", properties=proof(message(bearer(groups=["writers"])))))
+    assert (await client.expect(packets.Connack)).reason_code == 0
+    results = [await client.publish(f"{TOPIC}/a", b"1")]
+    for groups in (["readers"], ["readers", "writers"]):
+        client.send(packets.Auth(ReasonCode.RE_AUTHENTICATE, proof(message(bearer(groups=groups)))))
+        assert (await client.expect(packets.Auth)).reason_code == 0
+        results.append(await client.publish(f"{TOPIC}/a", b"1"))
+    assert results == [0, ReasonCode.NOT_AUTHORIZED, 0]
+    client.drop()
+
+
 def proof(data: bytes) -> Properties:
     return Properties(authentication_method=METHOD, authentication_data=data)
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
-from proton import Message
+from proton import ConnectionException, Message
+from proton.reactor import Container
 from proton.utils import BlockingConnection, LinkDetached
 
 from gateway.listeners import make_servers
@@ -100,6 +101,12 @@ async def test_clients_with_and_without_a_tenant(gateway: Running) -> None:
     refused = await RawClient.connect(gateway.mqtt, f"$tenants/{TENANT}/x")
     assert refused.connack.reason_code == ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
     refused.drop()
+
+    def reserved_container() -> None:
+        with pytest.raises(ConnectionException, match="reserved for a tenant"):
+            BlockingConnection(gateway.amqp, timeout=TIMEOUT, container=Container(container_id=f"$tenants/{TENANT}/x"))
+
+    await asyncio.to_thread(reserved_container)
 
     def by_amqp() -> None:
         connection = BlockingConnection(gateway.amqp, timeout=TIMEOUT)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mapping import rules as rules_module
 from mapping.record import MQTT_TOPIC, is_topic_name
 from mapping.rules import Destination, RuleError, Rules, RuleText
 
@@ -178,3 +179,13 @@ def test_a_literal_first_level_watches_one_topic_only() -> None:
     assert Rules().kafka_topics("a b/c", known) == {"mqtt"}
     assert Rules().literal_topics("later/#") == {"later"}
     assert Rules().literal_topics("+/a") == set()
+
+
+def test_what_is_remembered_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules_module, "_CACHE_LIMIT", 1024 * 1024)
+    rules = Rules()
+    for number in range(100):
+        topic = f"t{number}/" + "x" * 60_000
+        assert rules.destination(topic) == rules.destination(topic) == Destination(f"t{number}", b"x" * 60_000)
+        assert sum(map(len, rules._forward)) <= 1024 * 1024
+    assert rules._forward

@@ -61,6 +61,8 @@ class RelayLink(IncomingLink):
             if not to:
                 raise AddressError(PRECONDITION_FAILED, "a message to an anonymous target needs the property `to`")
             address = self._peer.target(to)
+            if not self._peer.grant.publish.some(address.topic):  # a look-up could create the topic
+                raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {address.topic}")
         except AddressError as error:
             condition, description = error.error.condition, error.error.description
             outcome = _OUTCOMES.get(condition, Outcome.UNFIT)

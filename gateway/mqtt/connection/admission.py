@@ -20,7 +20,7 @@ from gateway.mqtt.connection.connack import (
     session_expiry,
     shutdown_disconnect,
 )
-from gateway.mqtt.connection.login import EnhancedAuthentication
+from gateway.mqtt.connection.login import EnhancedAuthentication, identify, login_refusal
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.connection.subscribing import ANSWER_S
 from gateway.mqtt.session.client_port import ClientPort
@@ -94,11 +94,11 @@ class Admission:
             if not self._client.is_over:
                 busy = refused.code == ReasonCode.SERVER_BUSY
                 self._report_refusal(refused.reason, busy=busy, audited=refused.code in _AUDITED)
-                self._connection.refuse(refused.code, refused.reason, refused.properties)
+                self._client.disconnect(refused.code, refused.reason, refused.properties)
         return None
 
     async def _connect(self, event: packets.Connect) -> Admitted | None:
-        pump, login = self._pump, self._services.login
+        pump = self._pump
         if pump.closed:  # while CONNECT waited
             return None
         if self._services.opening.is_closed:
@@ -106,19 +106,27 @@ class Admission:
         method = event.properties.authentication_method if event.properties is not None else None
         if method is not None:
             assert event.properties is not None
-            flush = self._client.flush
-            self._enhanced = login.start(pump.entrance, self._connection, method, peer=pump.peer, flush=flush)
-            if self._enhanced is None:
+            exchange = pump.entrance.exchange(method, peer=pump.peer)
+            if exchange is None:  # [MQTT-4.12.0-1]
                 raise _RefusedError(ReasonCode.BAD_AUTHENTICATION_METHOD, "authentication method not supported")
-            return await self._authenticated(event, await self._enhanced.begin(event.properties.authentication_data))
+            self._enhanced = EnhancedAuthentication(
+                pump.entrance,
+                self._connection,
+                exchange,
+                method=method,
+                peer=pump.peer,
+                disconnect=self._client.disconnect,
+                wall_clock=self._services.wall_clock,
+            )
+            return await self._authenticated(event, await self._enhanced.step(event.properties.authentication_data))
         try:
-            identity = await login.identify(pump.entrance, event, peer=pump.peer, certificate=pump.peercert)
+            identity = await identify(pump.entrance, event, peer=pump.peer, certificate=pump.peercert)
         except Unavailable as away:
             raise _RefusedError(ReasonCode.SERVER_UNAVAILABLE, str(away)) from None
         except Busy as busy:
             raise _RefusedError(ReasonCode.SERVER_BUSY, str(busy)) from None
         if identity is None:
-            raise _RefusedError(*login.refusal(event))
+            raise _RefusedError(*login_refusal(event))
         return await self._admit(event, identity, NONE)
 
     async def _authenticate(self, event: packets.Auth) -> Admitted | None:
@@ -126,18 +134,32 @@ class Admission:
         assert self._enhanced is not None  # the connection refuses AUTH without a method
         step = await self._enhanced.receive(event)
         grant = self._client.grant
-        if isinstance(step, Done) and grant is not None and not self._is_of_its_tenant(step.identity, grant):
-            self._client.disconnect(ReasonCode.NOT_AUTHORIZED, "the identity belongs to another tenant")
+        if isinstance(step, Done) and grant is not None:
+            self._renew(grant, step.identity)
         if self._connection.is_open or self._connection.connect is None:
             return None
         return await self._authenticated(self._connection.connect, step)
 
-    def _is_of_its_tenant(self, identity: Identity, grant: Grant) -> bool:
-        """Whether a re-authenticated identity belongs to the tenant of the session."""
+    def _renew(self, former: Grant, identity: Identity) -> None:
+        """Give a re-authenticated client its new rights: its token may name other groups than the last one."""
+        client = self._client
         try:
-            return self._pump.entrance.assign_tenant(identity, self._pump.peercert).tenant == grant.identity.tenant
+            grant = self._rights(identity, former.names.own_mqtt(client.client_id))
         except NoTenantError:
-            return False
+            grant = None
+        if grant is None or grant.identity.tenant != former.identity.tenant:
+            client.disconnect(ReasonCode.NOT_AUTHORIZED, "the identity belongs to another tenant")
+        elif grant.identity != former.identity:
+            client.grant = grant
+            client.rights_changed()
+
+    def _rights(self, identity: Identity, own_id: str) -> Grant:
+        """Return the rights of an authenticated client; raises NoTenantError and Unavailable."""
+        services, pump = self._services, self._pump
+        if services.access.by_certificate:
+            identity = identity.with_certificate(pump.peercert)
+        identity = pump.entrance.assign_tenant(identity, pump.peercert)
+        return services.access.for_client(identity, own_id, peer=pump.peer)
 
     async def _authenticated(self, connect: Connect, step: Done | Failed | None) -> Admitted | None:
         """Act on the result of an authentication step, which has answered a failure itself."""
@@ -150,27 +172,24 @@ class Admission:
 
     async def _admit(self, connect: Connect, identity: Identity, proof: Properties) -> Admitted | None:
         """Check what an authenticated client asks for, and open its session; `proof` ends enhanced authentication."""
-        services, pump, client = self._services, self._pump, self._client
+        services, client = self._services, self._client
         if client.is_over:
             return None
         asked = connect.properties if connect.properties is not None else NONE
-        if services.access.by_certificate:
-            identity = identity.with_certificate(pump.peercert)
         own_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
         try:
-            identity = pump.entrance.assign_tenant(identity, pump.peercert)
-            grant = client.grant = services.access.for_client(identity, own_id, peer=pump.peer)
+            grant = client.grant = self._rights(identity, own_id)
         except NoTenantError as error:
             raise _RefusedError(ReasonCode.NOT_AUTHORIZED, str(error)) from None
         except Unavailable as away:
             raise _RefusedError(ReasonCode.SERVER_UNAVAILABLE, str(away)) from None
+        identity = grant.identity
         client_id = client.client_id = grant.names.mqtt(own_id)
         if not grant.names.has_mqtt(client_id):
             raise _RefusedError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client id is reserved for a tenant")
         will = pending_will(connect, grant)
-        refusal = check_will(will, grant, services.config)
-        if refusal is not None:
-            raise _RefusedError(*refusal)
+        if (refused := check_will(will, grant, services.config)) is not None:
+            raise _RefusedError(*refused)
         former = services.sessions.live.get(client_id)
         try:
             client.enter_limits(services.limits, identity, None if former is None else former.client)
@@ -187,11 +206,14 @@ class Admission:
                 )
         except TimeoutError:
             raise _RefusedError(ReasonCode.SERVER_UNAVAILABLE, "Kafka does not answer") from None
-        except Refused as refused:
-            raise _RefusedError(_REFUSALS.get(refused.outcome, ReasonCode.SERVER_UNAVAILABLE), refused.reason) from None
+        except Refused as error:
+            raise _RefusedError(_REFUSALS.get(error.outcome, ReasonCode.SERVER_UNAVAILABLE), error.reason) from None
         if client.is_over:
             services.sessions.leave(session, with_will=True)
             return None
+        if (refused := check_will(will, grant, services.config)) is not None:  # the rights have changed meanwhile
+            services.sessions.leave(session, with_will=False)
+            raise _RefusedError(*refused)
         announced = announcement(connect, own_id, asked, proof, session.expiry, services.config)
         return Admitted(identity, grant, session, present, announced)
 

@@ -78,6 +78,8 @@ class Client(ClientPort):
             kind = type(event)
             if kind is packets.Publish:
                 assert self._incoming is not None  # nothing is parsed before CONNACK
+                if self.session is None:
+                    return None  # another connection may have it, in which the identifiers mean other messages
                 position = self._incoming.publish(received, position)
                 continue
             position += 1
@@ -90,6 +92,8 @@ class Client(ClientPort):
                 self._received(event)
             elif kind is packets.Pubrel:
                 assert self._incoming is not None
+                if self.session is None:
+                    return None
                 self._incoming.release(event.packet_id)
             elif kind is packets.Pubcomp:
                 self._acknowledged(event.packet_id)
@@ -279,7 +283,7 @@ class Client(ClientPort):
         if not services.publisher.gate.is_open:
             self._pause_reading(PROCESS_BUDGET)
         if not session.budget.gate.is_open:
-            self._pause_reading(CONNECTION_BUDGET)
+            self._own_gate(False)
         session.budget.gate.subscribe(self._own_gate)
         session.attach(self)
         if services.presence is not None:
@@ -294,8 +298,7 @@ class Client(ClientPort):
         withdrawn = connack.check_rights(self.session, self.grant, self._services.config)
         if withdrawn is not None:
             reason, with_will = withdrawn
-            self._leave(with_will=with_will)
-            self.disconnect(ReasonCode.NOT_AUTHORIZED, reason)
+            self.disconnect(ReasonCode.NOT_AUTHORIZED, reason, with_will=with_will)
 
     # the end of the connection
 

@@ -16,75 +16,45 @@ from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import ReasonCode
 
 
-class Login:
-    """Authenticates clients; one instance for all connections."""
+async def identify(
+    entrance: Entrance, connect: Connect, *, peer: str, certificate: Mapping[str, Any] | None
+) -> Identity | None:
+    """Authenticate a CONNECT without an authentication method; a refusal is delayed on purpose.
 
-    def __init__(self, wall_clock: Callable[[], int]) -> None:
-        """`wall_clock` returns epoch milliseconds."""
-        self._wall_clock = wall_clock
+    A certificate (`SSLObject.getpeercert`) counts only if neither user name nor password was sent.
 
-    @staticmethod
-    async def identify(
-        entrance: Entrance, connect: Connect, *, peer: str, certificate: Mapping[str, Any] | None
-    ) -> Identity | None:
-        """Authenticate a CONNECT without an authentication method; a refusal is delayed on purpose.
+    Returns:
+        None if the client is refused; `login_refusal` has the reason code.
 
-        A certificate (`SSLObject.getpeercert`) counts only if neither user name nor password was sent.
-
-        Returns:
-            None if the client is refused; `refusal` has the reason code.
-
-        Raises:
-            Busy: see `Authenticator.authenticate_password`.
-        """
-        if connect.username is not None or connect.password is not None:
-            return await entrance.authenticate_password(
-                connect.username or "", connect.password or b"", peer=peer, client_id=connect.client_id
-            )
-        identity = entrance.identify_certificate(certificate)
-        return identity if identity is not None else entrance.anonymous()
-
-    @staticmethod
-    def refusal(connect: Connect) -> tuple[ReasonCode, str]:
-        """Return CONNACK's reason code and reason string for a CONNECT that `identify` refused."""
-        if connect.username is None and connect.password is None:
-            return ReasonCode.NOT_AUTHORIZED, "authentication required"
-        return ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is wrong"
-
-    def start(
-        self, entrance: Entrance, connection: Connection, method: str, *, peer: str, flush: Callable[[], None]
-    ) -> EnhancedAuthentication | None:
-        """Start enhanced authentication for a CONNECT with an authentication method.
-
-        The method alone determines the identity: CONNECT's user name and password and the certificate are ignored.
-        `flush` is called after a packet was queued outside of `begin` and `receive`.
-
-        Returns:
-            None if the method is not served; answer CONNACK 0x8C [MQTT-4.12.0-1].
-        """
-        exchange = entrance.exchange(method, peer=peer)
-        if exchange is None:
-            return None
-        return EnhancedAuthentication(
-            entrance,
-            connection,
-            exchange,
-            method=method,
-            peer=peer,
-            flush=flush,
-            wall_clock=self._wall_clock,
+    Raises:
+        Busy: see `Authenticator.authenticate_password`.
+    """
+    if connect.username is not None or connect.password is not None:
+        return await entrance.authenticate_password(
+            connect.username or "", connect.password or b"", peer=peer, client_id=connect.client_id
         )
+    identity = entrance.identify_certificate(certificate)
+    return identity if identity is not None else entrance.anonymous()
+
+
+def login_refusal(connect: Connect) -> tuple[ReasonCode, str]:
+    """Return CONNACK's reason code and reason string for a CONNECT that `identify` refused."""
+    if connect.username is None and connect.password is None:
+        return ReasonCode.NOT_AUTHORIZED, "authentication required"
+    return ReasonCode.BAD_USER_NAME_OR_PASSWORD, "user name or password is wrong"
 
 
 class EnhancedAuthentication:
     """The enhanced authentication of one connection, at CONNECT and at every re-authentication.
 
-    Sends AUTH, and DISCONNECT when authentication fails or when a token expires without a newer one. During
+    Sends AUTH, and disconnects when authentication fails or when a token expires without a newer one. During
     re-authentication the connection keeps its identity (section 4.12.1). Re-authentication as another user is refused,
     because the session, its subscriptions and its in-flight messages belong to the first user.
+
+    The method alone determines the identity: CONNECT's user name and password and the certificate are ignored.
     """
 
-    __slots__ = ("_connection", "_entrance", "_exchange", "_expiry", "_flush", "_method", "_peer", "_user")
+    __slots__ = ("_connection", "_disconnect", "_entrance", "_exchange", "_expiry", "_method", "_peer", "_user")
 
     def __init__(
         self,
@@ -94,15 +64,16 @@ class EnhancedAuthentication:
         *,
         method: str,
         peer: str,
-        flush: Callable[[], None],
+        disconnect: Callable[[ReasonCode, str], None],
         wall_clock: Callable[[], int],
     ) -> None:
+        """`exchange` is the first one. `disconnect` ends the connection, with CONNACK if it is not open yet."""
         self._entrance = entrance
         self._connection = connection
         self._method = method
         self._peer = peer
         self._exchange: Exchange | None = exchange
-        self._flush = flush
+        self._disconnect = disconnect
         self._expiry = Expiry(wall_clock, self._expired)
         self._user: str | None = None
 
@@ -110,39 +81,29 @@ class EnhancedAuthentication:
         """Cancel the expiry timer; the connection has ended."""
         self._expiry.set(None)
 
-    async def begin(self, data: bytes | None) -> Done | Failed | None:
-        """Process CONNECT's Authentication Data.
-
-        Returns:
-            Done with the identity; the caller sends CONNACK with `properties`. Failed if the client was refused; the
-            refusal was sent, delayed on purpose. None if AUTH was sent and the client must answer.
-        """
-        return await self._step(data)
-
     async def receive(self, auth: Auth) -> Done | Failed | None:
-        """Process an AUTH packet of the client.
+        """Process an AUTH packet of the client, which came in its turn (`protocols.mqtt.checks.check_auth`).
 
         Returns:
-            Like `begin`. On an open connection AUTH with success was sent too, and the identity is the same as before.
+            Like `step`. On an open connection AUTH with success was sent too, and the identity is the same as before.
         """
-        connection = self._connection
         if auth.reason_code == ReasonCode.RE_AUTHENTICATE:
-            if self._exchange is not None:
-                connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "re-authentication is already in progress")
-                return Failed("AUTH 0x19 during an exchange")
             self._exchange = self._entrance.exchange(self._method, peer=self._peer, user=self._user)
             if self._exchange is None:  # the method was removed from the configuration
                 return self._fail(Failed("the method is no longer supported"))
-        elif self._exchange is None:
-            connection.send_disconnect(ReasonCode.PROTOCOL_ERROR, "no authentication in progress")
-            return Failed("AUTH 0x18 without an exchange")
-        return await self._step(auth.properties.authentication_data if auth.properties is not None else None)
+        return await self.step(auth.properties.authentication_data if auth.properties is not None else None)
 
     def properties(self, data: bytes) -> Properties:
         """Return properties with the method [MQTT-4.12.0-5] and the data, if there is any."""
         return Properties(authentication_method=self._method, authentication_data=data or None)
 
-    async def _step(self, data: bytes | None) -> Done | Failed | None:
+    async def step(self, data: bytes | None) -> Done | Failed | None:
+        """Process Authentication Data, the first time CONNECT's.
+
+        Returns:
+            Done with the identity; the caller sends CONNACK with `properties`. Failed if the client was refused; the
+            refusal was sent, delayed on purpose. None if AUTH was sent and the client must answer.
+        """
         assert self._exchange is not None
         step = await self._exchange.step(data)
         match step:
@@ -162,22 +123,15 @@ class EnhancedAuthentication:
 
     def _fail(self, failed: Failed) -> Failed:
         """Refuse the client and close; the reason is not sent, since it would help an attacker."""
-        if failed.busy and self._connection.is_open:
-            self._connection.send_disconnect(ReasonCode.SERVER_BUSY, failed.reason)
-        elif failed.busy:
-            self._connection.refuse(ReasonCode.SERVER_BUSY, failed.reason)
+        if failed.busy:
+            self._disconnect(ReasonCode.SERVER_BUSY, failed.reason)
         elif self._connection.is_open:
-            self._connection.send_disconnect(ReasonCode.NOT_AUTHORIZED, "re-authentication failed")  # [MQTT-4.12.1-2]
+            self._disconnect(ReasonCode.NOT_AUTHORIZED, "re-authentication failed")  # [MQTT-4.12.1-2]
         else:
-            self._connection.refuse(ReasonCode.NOT_AUTHORIZED, "authentication failed")  # [MQTT-4.12.0-4]
+            self._disconnect(ReasonCode.NOT_AUTHORIZED, "authentication failed")  # [MQTT-4.12.0-4]
         return failed
 
     def _expired(self) -> None:
         """Disconnect, because the client's token has expired and it has not sent a newer one."""
-        if self._connection.closing:
-            return
-        if self._connection.is_open:
-            self._connection.send_disconnect(ReasonCode.NOT_AUTHORIZED, "the token has expired")
-        else:
-            self._connection.refuse(ReasonCode.NOT_AUTHORIZED, "the token has expired")
-        self._flush()
+        if not self._connection.closing:
+            self._disconnect(ReasonCode.NOT_AUTHORIZED, "the token has expired")

@@ -119,6 +119,8 @@ class Incoming:
 
     def rights_changed(self) -> None:
         """Authorize each topic again at its next publish."""
+        assert self._client.grant is not None
+        self._allowed = self._client.grant.mqtt_publish
         self._inbound.forget_admitted()
 
     def _find_refused(self, received: list[Any], position: int) -> None:
@@ -268,9 +270,9 @@ class Incoming:
             connection.send_pubacks(good)
             counters.acknowledged += len(good)
             good = []
+            send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
             if code < REFUSED:
                 counters.acknowledged += 1
-                send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
                 send(slot.packet_id, code)
                 continue
             # 3.1.1 has no error codes, and 0x95 is not valid in PUBACK: closing the connection is the only answer.
@@ -283,7 +285,6 @@ class Incoming:
                 return
             counters.refused += 1
             if again and code != ReasonCode.PACKET_TOO_LARGE and self._services.config.acknowledge_refused:
-                send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
                 send(slot.packet_id)  # acknowledged and dropped [MQTT311-3.3.5-2]
                 continue
             if closes:
@@ -291,7 +292,6 @@ class Incoming:
                     self._services.refused_again.remember(self._client.client_id, slot.packet_id)
                 self._client.disconnect(ReasonCode(code), self._names.text(result.reason))
                 return
-            send = connection.send_pubrec if slot.qos == EXACTLY_ONCE else connection.send_puback
             send(slot.packet_id, code, self._names.text(result.reason) or None)
         connection.send_pubacks(good)
         counters.acknowledged += len(good)

@@ -10,7 +10,6 @@ from gateway.config import MqttConfig
 from gateway.kafka.publish.publisher import Publisher
 from gateway.limits.limits import Limits
 from gateway.mqtt.connection.answers import Answers
-from gateway.mqtt.connection.login import Login
 from gateway.mqtt.connection.refused_again import RefusedAgain
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.registry.opening import Opening
@@ -33,7 +32,6 @@ class Services(msgspec.Struct, frozen=True):
     sessions: Sessions
     opening: Opening
     retained: Retained
-    login: Login
     access: AccessList
     refused_again: RefusedAgain
     answers: Answers

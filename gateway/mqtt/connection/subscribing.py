@@ -27,6 +27,9 @@ ANSWER_S: Final = 8.0
 JOIN_S: Final = 15.0
 """The same for joining a group, which also depends on the group's other members."""
 
+MOST_LEVELS: Final = 256
+"""Maximum number of levels of a filter: each takes about 250 bytes in the router."""
+
 AT_EACH, IF_NEW, NEVER = 0, 1, 2  # Retain Handling (section 3.8.3.1)
 _NAMES: Final = {
     Outcome.DENIED: ReasonCode.NOT_AUTHORIZED,
@@ -77,7 +80,7 @@ async def subscribe(
         if refused is not None:
             if refused.outcome is Outcome.TOO_LARGE:
                 for topic_filter in answer.new:
-                    session.unsubscribed(topic_filter)
+                    await _remove(session, topic_filter)
             client.disconnect(_DISCONNECT_CODES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
             return
         if session.client is not client:
@@ -124,6 +127,7 @@ def _authorize(  # noqa: PLR0917 - the client and its request
     assert client.grant is not None
     known = session.subscriptions.by_filter.keys() | session.shares.subscriptions.keys()
     allowed: dict[int, SessionSubscription] = {}
+    most = services.config.max_subscriptions
     for index, options in enumerate(subscriptions):
         topic_filter = options.topic_filter
         share = parse_share(topic_filter) if is_shared(topic_filter) else None
@@ -132,7 +136,9 @@ def _authorize(  # noqa: PLR0917 - the client and its request
         elif not client.grant.mqtt_subscribe.filter(share.topic_filter if share is not None else topic_filter):
             client.audit_denied("subscribe", topic_filter)
             answer.refuse(index, ReasonCode.NOT_AUTHORIZED, "not allowed to subscribe to this filter")
-        elif topic_filter not in known and len(known) >= services.config.max_subscriptions:
+        elif options.topic_filter.count("/") >= MOST_LEVELS + (0 if share is None else 2):
+            answer.refuse(index, ReasonCode.QUOTA_EXCEEDED, "the filter has too many levels")
+        elif (topic_filter not in known and len(known) >= most) or len(allowed) >= most:
             answer.refuse(index, ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
         else:
             known.add(topic_filter)
@@ -195,15 +201,19 @@ async def _join(session: Session, subscriptions: Mapping[int, SessionSubscriptio
         indexes.setdefault(subscription.options.topic_filter, []).append(index)
 
     async def join(index: int) -> None:
+        topic_filter = subscriptions[index].options.topic_filter
+        new = topic_filter not in session.shares.subscriptions
         try:
             async with asyncio.timeout(JOIN_S):
                 await session.shares.join(subscriptions[index])
             answer.codes[index] = subscriptions[index].options.qos
+            if new:
+                answer.new.append(topic_filter)
         except TimeoutError:
             answer.reason = _SILENT
         except Refused as refused:
             if refused.outcome is Outcome.DENIED and session.client is not None:
-                session.client.audit_denied("subscribe", subscriptions[index].options.topic_filter)
+                session.client.audit_denied("subscribe", topic_filter)
             answer.refuse_for(index, refused)
 
     async def join_in_order(several: Sequence[int]) -> None:
@@ -221,6 +231,13 @@ def _with_qos(options: Subscription, qos: int) -> Subscription:
     )
 
 
+async def _remove(session: Session, topic_filter: str) -> bool:
+    """Remove a subscription and return whether it existed."""
+    if topic_filter in session.shares.subscriptions:
+        return await session.shares.leave_group(topic_filter)
+    return session.unsubscribed(topic_filter)
+
+
 async def unsubscribe(
     client: ClientPort, session: Session, connection: Connection, services: Services, event: packets.Unsubscribe
 ) -> None:
@@ -230,10 +247,7 @@ async def unsubscribe(
     for topic_filter in map(client.grant.names.filter, event.topic_filters):
         if session.client is not client:
             return
-        if topic_filter in session.shares.subscriptions:
-            found = await session.shares.leave_group(topic_filter)
-        else:
-            found = session.unsubscribed(topic_filter)
+        found = await _remove(session, topic_filter)
         codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
     if session.client is client and session.kept:
         refused = await _save(services, session)

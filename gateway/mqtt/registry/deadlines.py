@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from typing import Final
 
 from gateway.mqtt.registry.wills import due_at
 from gateway.mqtt.state.records import NEVER, SessionRecord
+
+STALE: Final = 1000
+"""Extra entries of forgotten sessions in the heap, beyond twice the number of deadlines, before it is rebuilt."""
 
 
 class Deadlines:
@@ -24,6 +28,13 @@ class Deadlines:
         if noted is None or at < noted:
             self._noted[client_id] = at
             heapq.heappush(self._heap, (at, client_id))
+
+    def forget(self, client_id: str) -> None:
+        """Drop the deadline of a session that has ended."""
+        self._noted.pop(client_id, None)
+        if len(self._heap) > 2 * len(self._noted) + STALE:
+            self._heap = [(at, noted) for noted, at in self._noted.items()]
+            heapq.heapify(self._heap)
 
     def watch(self, client_id: str, record: SessionRecord) -> None:
         """Note the expiry and the will's due time of a session without a connection."""

@@ -170,6 +170,7 @@ class Sessions:
         elif action is Action.FORGET:
             self._store.records.pop(client_id, None)
             self._store.inflight.pop(client_id, None)
+            self._deadlines.forget(client_id)
         elif action in {Action.FOLLOW, Action.RELEASE}:
             assert record is not None
             self._store.records[client_id] = encode(merge_claims(record, self.record(client_id)))
@@ -412,6 +413,7 @@ class Sessions:
         self._on(client_id, Event.END)
         stored = self._store.records.pop(client_id, None) is not None
         has_inflight = self._store.inflight.pop(client_id, None) is not None
+        self._deadlines.forget(client_id)
         will, principal = (record.will, record.principal) if record is not None else (None, "")
         if session is not None:
             self._remove(session)

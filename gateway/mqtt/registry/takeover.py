@@ -63,13 +63,12 @@ def others(record: SessionRecord, owner: str) -> tuple[str, ...]:
 
 
 def is_released(record: SessionRecord, inflight: InflightHead | None) -> bool:
-    """Whether the session's owner has released it without a claim, and no other gateway may have messages in flight."""
-    return (
-        inflight is not None
-        and not record.predecessors
-        and inflight.released_by == record.owner != ""
-        and inflight.epoch == record.epoch
-    )
+    """Whether the session's owner has released it without a claim, and no other gateway may have messages in flight.
+
+    A session without an owner, whose record no gateway has written, is released too.
+    """
+    released = inflight is not None and (inflight.released_by, inflight.epoch) == (record.owner, record.epoch)
+    return not record.predecessors and (released or not record.owner)
 
 
 def merge_claims(record: SessionRecord, known: SessionRecord | None) -> SessionRecord:

@@ -320,6 +320,8 @@ class Retained:
         if former is not None and former.partition != partition and former.timestamp > timestamp:
             return  # in the partition of another partitioner: offsets cannot be compared
         self._tombstones.pop(name, None)
+        for stale in self._stale.values():
+            stale.discard(name)
         entry: Entry | None = None
         if value:
             entry = Entry.of(partition, offset, timestamp, value, headers)

@@ -36,6 +36,7 @@ FILTERS_PER_TURN: Final = 500  # filters compared with new topics in one event l
 WILDCARDS: Final = ("+", "#")
 TOPIC_ID_BYTES: Final = 6  # enough, since ids are random; an in-flight record may have very many
 PLANNED: Final = 100_000  # maximum number of topics and outboxes in cached plans, about 16 bytes each
+PLANNED_TOPIC: Final = 256  # a plan for a longer topic counts once more for each such part of it
 
 AnySubscriber = Subscriber | LossySubscriber
 Since = dict[tuple[str, int], int]
@@ -184,8 +185,9 @@ class Router:
             running = topics & self._watched.keys()
             if running != topics:
                 async with self._watching:  # another call may have started some of them meanwhile
-                    running = topics & self._watched.keys()
-                    topics = running | await self._watch(topics - running)
+                    started_here = await self._watch(topics - self._watched.keys())
+                    running = (topics & self._watched.keys()) - started_here  # without those deleted meanwhile
+                    topics = running | started_here
             for name, needed in needs.items():
                 if not isinstance(needed, Refused):
                     self._note_need(name, needed & topics)
@@ -375,7 +377,7 @@ class Router:
             entries.setdefault(subscriber, []).append(entry)
         if self._planned >= PLANNED:
             self._forget_plans()
-        plan = self._plans[shape] = _Plan(size=1 + len(entries))
+        plan = self._plans[shape] = _Plan(size=1 + len(entries) + len(topic) // PLANNED_TOPIC)
         self._planned += plan.size
         matches: dict[Match, Match] = {}  # equal matches share one object
         for subscriber, matching in entries.items():
@@ -427,7 +429,7 @@ class Router:
                 log.warning("new topics cannot be read yet", topics=len(wanted), reason=refused.reason)
                 found = set()
             for topic in found:
-                for name in needs.pop(topic):
+                for name in needs.pop(topic) if topic in self._topics.names else ():  # else it was deleted meanwhile
                     if name in self._held:
                         self._note_need(name, {topic})
                 if topic not in self._watched:

@@ -83,6 +83,10 @@ class ClientPort(abc.ABC):
         """Whether a PUBLISH at QoS 0 has the same bytes for this client as for others of its version."""
         return not self._connection.gives_aliases
 
+    @abc.abstractmethod
+    def rights_changed(self) -> None:
+        """Apply the changed rights of `grant`."""
+
     def may_receive(self, topic: str, record: Received) -> bool:
         """Whether the client may read a record that has this MQTT topic."""
         return self.grant is not None and self.grant.mqtt_subscribe(topic, record.topic, record.key)
@@ -255,11 +259,13 @@ class ClientPort(abc.ABC):
         if self._pump is not None:
             self._pump.give_up()
 
-    def disconnect(self, code: ReasonCode, reason: str, properties: Properties = NONE) -> None:
-        """Close with DISCONNECT; the will is published."""
+    def disconnect(
+        self, code: ReasonCode, reason: str, properties: Properties = NONE, *, with_will: bool = True
+    ) -> None:
+        """Close with DISCONNECT, or before CONNACK with its error; `with_will`: the will is published."""
         self._disconnected_for = reason
         self._ended = (code, reason)
-        self._leave(with_will=True)
+        self._leave(with_will=with_will)
         self._connection.send_disconnect(code, reason, properties)
         self.flush()
 

@@ -7,7 +7,7 @@ the message is sent.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -22,7 +22,6 @@ from gateway.mqtt.session.inflight import InflightMessages
 from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.pending_retained import Pending, RetainedQueue
 from gateway.mqtt.session.self_delivery import OwnCopies
-from gateway.mqtt.session.shared_inflight import AT_LEAST_ONCE, SharedInflight
 from gateway.mqtt.session.subscriptions import Subscriptions
 from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, InflightMessage, PendingRetained, SessionSubscription
 from gateway.turns import in_turns
@@ -32,6 +31,7 @@ from protocols.mqtt.encoding import PreparedPublish
 from protocols.mqtt.packets import Subscription
 from protocols.mqtt.states import UNLIMITED
 
+AT_LEAST_ONCE: Final = 1
 _PLAIN: Final = Match(0, False, ())
 _NOTHING: Final = SessionSubscription(Subscription("", 0))
 
@@ -50,8 +50,8 @@ class Deliveries:
     """Sends for the session's two outboxes, and is the subscriber of its shared subscriptions."""
 
     __slots__ = (
-        "_feed", "_journal", "_parts", "_rereading", "_retained", "_subscriptions", "_unsent", "client", "client_id",
-        "copies", "inflight", "shared",
+        "_feed", "_given", "_journal", "_parts", "_rereading", "_retained", "_subscriptions", "_unsent", "client",
+        "client_id", "copies", "inflight",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - the session's parts
@@ -67,7 +67,8 @@ class Deliveries:
         self.client_id = client_id
         self.copies: OwnCopies | None = None  # finds the client's own messages that come too early, if configured
         self.inflight = inflight
-        self.shared = SharedInflight()  # those from consumer groups
+        # those from consumer groups, sent but not settled, by packet identifier and with their QoS
+        self._given: dict[int, tuple[Share, Received, int]] = {}
         self._journal = journal
         self._subscriptions = subscriptions
         self._feed = feed
@@ -102,12 +103,20 @@ class Deliveries:
                     self._abandon(entry)
             self._rereading = self.inflight.is_rereading
 
+    def give_up(self, share: Share) -> None:
+        """Give deliveries in flight back to a group, except what was sent at QoS 2 [MQTT-4.8.2-5]."""
+        for packet_id, (other, record, qos) in list(self._given.items()):
+            if other is share:
+                del self._given[packet_id]
+                if qos > AT_LEAST_ONCE:
+                    share.done(record)
+        for packet_id, given in list(self._unsent.items()):
+            if given is not None and given[0] is share:
+                del self._unsent[packet_id]
+                self._end(packet_id)  # not sent: another member of the group gets it
+
     def stop(self) -> None:
-        """Drop unsent deliveries after the connection has ended."""
-        self.client = None
-        for packet_id, given in self._unsent.items():
-            if given is not None and self.inflight is not None:
-                self.inflight.end(packet_id)  # not sent: another member of the group gets it
+        """Drop unsent deliveries after the connection has ended and the session has left its groups."""
         self._unsent.clear()
         if self._retained is not None:
             self._retained.clear()
@@ -126,7 +135,7 @@ class Deliveries:
         self._retained_queue().add_again(entry.name, subscription, entry.packet_id)
 
     def _abandon(self, entry: InflightMessage) -> None:
-        """End a delivery that cannot be sent again: its message is deleted, or too large for the client.
+        """End a delivery that cannot be sent again: its message is deleted, too large for the client, or not allowed.
 
         At QoS 2 the client may have the message: PUBREL completes the exchange and frees the packet identifier.
         """
@@ -181,9 +190,10 @@ class Deliveries:
             return None
         return self._retained_queue().expect(topic_filter)
 
-    def send_retained(self, subscriptions: Iterable[tuple[SessionSubscription, PendingRetained | None]]) -> None:
+    def send_retained(self, subscriptions: Collection[tuple[SessionSubscription, PendingRetained | None]]) -> None:
         """Queue the retained messages of subscriptions (section 3.3.1.3); they are sent as capacity allows."""
         queue = self._retained_queue()
+        queue.supersede({subscription.options.topic_filter for subscription, _ in subscriptions})
         pending = [queue.add(subscription, progress) for subscription, progress in subscriptions]
         in_turns(itertools.chain.from_iterable(map(self._search, pending)))
 
@@ -215,13 +225,15 @@ class Deliveries:
 
     def feed_retained(self) -> None:
         """Send queued retained messages in their current version, as capacity allows."""
-        retained, queue = self._parts.retained, self._retained
-        while queue is not None and (first := queue.first) is not None:
+        retained, queue, client = self._parts.retained, self._retained, self.client
+        while queue is not None and client is not None and (first := queue.first) is not None:
             topic, subscription = first.found[0][0], first.subscription
             kept = retained.get(topic)
             entry = self.inflight.find(first.packet_id) if self.inflight is not None else None
             version = (kept.partition, kept.offset) if kept is not None else None
-            if entry is not None and version != (entry.partition, entry.offset):
+            if entry is not None and (
+                version != (entry.partition, entry.offset) or not client.may_receive_retained(topic)
+            ):
                 self._abandon(entry)
                 first.packet_id = 0
                 continue
@@ -278,10 +290,12 @@ class Deliveries:
                 self._abandon(lost)
             if verdict.finished:
                 return
-        delivery = self._parts.messages.delivery(record)
+        client, delivery = self.client, self._parts.messages.delivery(record)
+        assert client is not None
+        if entry is not None and (delivery is None or not client.may_receive(delivery.topic, record)):
+            self._abandon(entry)  # the rights may have changed since it was sent
+            return
         if delivery is None:
-            if entry is not None:
-                self._abandon(entry)
             return
         if match is None:
             match = self._subscriptions.match(delivery, self.client_id)
@@ -368,7 +382,7 @@ class Deliveries:
         if not packet_id:
             return packet_id
         if share is not None:
-            self.shared.add(packet_id, share, record, qos)
+            self._given[packet_id] = (share, record, qos)
         elif inflight is not None:
             assert self._journal is not None
             self._parts.touched.add(self._journal)
@@ -393,8 +407,8 @@ class Deliveries:
 
     def _send_stored(self, argument: tuple[ClientPort, int, PreparedPublish, int, bool, bool]) -> None:
         client, packet_id, message, qos, retain, dup = argument
-        if client is not self.client:
-            return  # it is sent after the reconnect
+        if client is not self.client or packet_id not in self._unsent:
+            return  # it is sent after the reconnect, or by another member of its group
         given = self._unsent.pop(packet_id)
         if given is not None:
             share, record = given
@@ -407,7 +421,10 @@ class Deliveries:
 
     def acknowledged(self, packet_id: int) -> None:
         """End a delivery on PUBACK, PUBCOMP, or a PUBREC with an error."""
-        self.shared.settle(packet_id)
+        given = self._given.pop(packet_id, None)
+        if given is not None:
+            share, record, _ = given
+            share.done(record)
         if self.inflight is not None:
             self._end(packet_id)
 
@@ -425,7 +442,7 @@ class Deliveries:
         """
         client = self.client
         assert client is not None
-        if self.inflight is None or packet_id in self.shared:
+        if self.inflight is None or packet_id in self._given:
             client.send_pubrel(packet_id)
             return True
         entry = self.inflight.find(packet_id)

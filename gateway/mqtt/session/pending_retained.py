@@ -8,7 +8,8 @@ above it are searched again.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+import itertools
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -48,6 +49,17 @@ class RetainedQueue:
         progress = PendingRetained(topic_filter)
         self._progress.append(progress)
         return progress
+
+    def supersede(self, filters: Collection[str]) -> None:
+        """Drop what waits for filters that are subscribed to again, except what is being sent: all is sent again."""
+        dropped = [
+            pending
+            for pending in itertools.islice(self._pending, 1, None)
+            if not pending.packet_id and pending.subscription.options.topic_filter in filters
+        ]
+        self._drop(dropped)
+        ended = {id(pending.progress) for pending in dropped}
+        self._progress = [progress for progress in self._progress if id(progress) not in ended]
 
     def __bool__(self) -> bool:
         """Whether anything is still to be sent or searched."""

@@ -405,7 +405,6 @@ class InboundQos2:
 
     def forget_topic(self, topic: str) -> None:
         """Reset a deleted Kafka topic: records in flight may land anywhere in a new topic of that name."""
-        self._start_offsets.forget(topic)
         self._persisted_topics.discard(topic)
         if topic in self.scan_from:
             self.scan_from = self.scan_from | {topic: dict.fromkeys(self.scan_from[topic], 0)}

@@ -25,7 +25,7 @@ from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.lifecycle import State
 from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts
 from gateway.mqtt.session.self_delivery import OwnCopies
-from gateway.mqtt.session.shared import ShareParts, Shares
+from gateway.mqtt.session.shared import ShareParts, Shares, is_refused
 from gateway.mqtt.session.subscriptions import Subscriptions
 from gateway.mqtt.state.records import InflightRecord, Offsets, PendingWill, SessionRecord, SessionSubscription
 from gateway.mqtt.state.store import SessionStore
@@ -33,7 +33,7 @@ from gateway.pauses import RECEIVE_MAXIMUM
 from gateway.security.authorization import Grant
 from mapping.record import Received
 from protocols.mqtt.reasons import ReasonCode
-from protocols.mqtt.topics import is_shared, parse_share
+from protocols.mqtt.topics import is_shared
 
 log = structlog.get_logger(__name__)
 
@@ -318,7 +318,8 @@ class Session:
             if self._inflight is not None:
                 self._inflight.topic_ids = self._topic_ids()
                 self._inflight.reached = self._offsets
-        self.client = None
+        self.client = self.deliveries.client = None
+        self.shares.leave_all()
         self.deliveries.stop()
         for topic_filter in self.subscriptions.by_filter:
             parts.router.unsubscribe(self, topic_filter)
@@ -327,7 +328,6 @@ class Session:
             parts.live_reader.forget(self._lossless)
         self._lossy = self._lossless = None
         self.subscriptions.forget_matches()
-        self.shares.leave_all()
 
     def unload(self) -> None:
         """Break reference cycles of a session that is no longer used, so that it is freed without the collector."""
@@ -367,13 +367,8 @@ class Session:
 
     def refused_by(self, grant: Grant) -> str | None:
         """Return a subscribed filter that the grant does not allow, or None."""
-        for topic_filter in (*self.subscriptions.by_filter, *self.shares.subscriptions):
-            shared = parse_share(topic_filter)
-            if not grant.mqtt_subscribe.filter(topic_filter if shared is None else shared.topic_filter):
-                return topic_filter
-            if shared is not None and grant.group("read", shared.group) is False:
-                return topic_filter
-        return None
+        filters = (*self.subscriptions.by_filter, *self.shares.subscriptions)
+        return next((topic_filter for topic_filter in filters if is_refused(grant, topic_filter)), None)
 
     def _make_outboxes(self) -> Outbox:
         if self._lossless is None:
@@ -395,13 +390,16 @@ class Session:
         self.shares.wake()
 
 
-def topics_changed(live: Mapping[str, Session], appeared: Iterable[str], disappeared: Iterable[str]) -> None:
-    """Update open sessions after Kafka's topics have changed; called by `Topics.watch`."""
+def topics_changed(
+    live: Mapping[str, Session], parts: SessionParts, appeared: Iterable[str], disappeared: Iterable[str]
+) -> None:
+    """Forget what sessions know of Kafka topics that were deleted; called by `Topics.watch`."""
     for topic in disappeared:
-        topic_recreated(live, topic)
+        topic_recreated(live, parts, topic)
 
 
-def topic_recreated(live: Mapping[str, Session], topic: str) -> None:
-    """Update open sessions after a Kafka topic was deleted and created again; called by `Router.listen`."""
+def topic_recreated(live: Mapping[str, Session], parts: SessionParts, topic: str) -> None:
+    """Forget what sessions know of a Kafka topic that was deleted and created again; called by `Router.listen`."""
+    parts.qos2.start_offsets.forget(topic)
     for session in live.values():
         session.forget_topic(topic)

@@ -13,6 +13,7 @@ from gateway.kafka.contracts import Refused
 from gateway.mqtt.routing.shared_groups import Share, SharedSubscriber, Sharing
 from gateway.mqtt.session.deliveries import Deliveries
 from gateway.mqtt.state.records import SessionSubscription
+from gateway.security.authorization import Grant
 from gateway.security.group_names import GroupNames
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
@@ -29,6 +30,14 @@ class ShareParts(msgspec.Struct, frozen=True):
     sharing: Sharing
     names: GroupNames
     spawn: Spawn
+
+
+def is_refused(grant: Grant, topic_filter: str) -> bool:
+    """Whether the rights do not allow a subscription to a filter, or to share a group."""
+    shared = parse_share(topic_filter)
+    if shared is None:
+        return not grant.mqtt_subscribe.filter(topic_filter)
+    return not grant.mqtt_subscribe.filter(shared.topic_filter) or grant.group("read", shared.group) is False
 
 
 class Shares:
@@ -61,9 +70,12 @@ class Shares:
             raise Refused(Outcome.DENIED, "not allowed to subscribe to this filter")
         await self._parts.names.admit(client.grant, shared.group)
         share = await self._parts.sharing.join(subscriber, shared, subscription)
-        if client is self._deliveries.client:
+        refused = is_refused(client.grant, subscription.options.topic_filter)  # the rights may have changed meanwhile
+        if client is self._deliveries.client and not refused:
             return share
         await share.leave()
+        if refused:
+            raise Refused(Outcome.DENIED, "no longer allowed to subscribe to this filter")
         return None
 
     def resume(self) -> None:
@@ -98,7 +110,7 @@ class Shares:
         found = self.subscriptions.pop(topic_filter, None) is not None
         share = self._joined.pop(topic_filter, None)
         if share is not None:
-            self._deliveries.shared.give_up(share)
+            self._deliveries.give_up(share)
             await share.leave()
         return found
 
@@ -106,7 +118,7 @@ class Shares:
         """Leave all groups after the connection has ended; the subscriptions stay."""
         joined, self._joined = self._joined, {}
         for share in joined.values():
-            self._deliveries.shared.give_up(share)
+            self._deliveries.give_up(share)
             self._parts.spawn(share.leave())
 
     def wake(self) -> None:

@@ -11,6 +11,8 @@ from protocols.mqtt.topics import SubscriptionTrie
 
 REMEMBERED_TOPICS: Final = 1000
 """Maximum number of topics for which a session caches whether its filters match."""
+LONGEST_REMEMBERED: Final = 256
+"""Maximum length of these topics."""
 
 
 class Subscriptions:
@@ -48,10 +50,12 @@ class Subscriptions:
         """Whether the session receives its own client's messages to a topic."""
         found = self._own_matches.get(topic)
         if found is None:
-            if len(self._own_matches) >= REMEMBERED_TOPICS:
-                self._own_matches.clear()
             matching = self._own_trie().match(topic)
-            found = self._own_matches[topic] = any(not subscription.options.no_local for _, subscription in matching)
+            found = any(not subscription.options.no_local for _, subscription in matching)
+            if len(topic) <= LONGEST_REMEMBERED:
+                if len(self._own_matches) >= REMEMBERED_TOPICS:
+                    self._own_matches.clear()
+                self._own_matches[topic] = found
         return found
 
     def forget_matches(self) -> None:

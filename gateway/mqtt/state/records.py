@@ -152,5 +152,5 @@ def decode(kind: type[Kind], value: bytes | None) -> Kind | None:
         return None
     try:
         return msgspec.json.decode(value, type=kind)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

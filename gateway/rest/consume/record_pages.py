@@ -27,6 +27,7 @@ from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
+from gateway.security.authorization import Grant
 from gateway.security.permissions import Permission
 from gateway.statistics import counter, gauge
 from mapping.record import Received
@@ -134,6 +135,13 @@ def _page(
     return page, lambda record: page.add(view(shown(record), embedded))
 
 
+def _allowed(grant: Grant, topic: str) -> Permission | None:
+    """Return the permission to check for each record, None if all may be read; RestError 403 if none may."""
+    if not grant.subscribe.some(topic):
+        raise forbidden(f"read {topic}")
+    return None if grant.subscribe.uniform(topic) else grant.subscribe
+
+
 class RecordPages(OperationSet):
     """The operation that reads a page of the log without a consumer."""
 
@@ -153,14 +161,12 @@ class RecordPages(OperationSet):
 
     async def read(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /topics/{topicname}/records`."""
-        query, subscribe = call.query, call.grant.subscribe
-        if not subscribe.some(topic):
-            raise forbidden(f"read {topic}")
+        query = call.query
+        _allowed(call.grant, topic)
         pace = self._limits.check_reading(call.connection)
         media = call.negotiate()
         embedded = FORMATS.get(media) or Format(query["format"])
         chosen = RecordFilter(query.get("key", ()), query.get("header", ()))
-        allowed = None if subscribe.uniform(topic) else subscribe
         limit, max_bytes = query["limit"], min(query.get("max_bytes", 2**63), self._config.poll_max_bytes)
         if pace is not None:
             limit, max_bytes = pace.page(limit, max_bytes)
@@ -171,7 +177,8 @@ class RecordPages(OperationSet):
             try:
                 with reserved_page(self._outgoing, max_bytes) as size:
                     page, add = _page(media, embedded, size, call.grant.names)
-                    filling = Filling(add, limit, chosen, allowed)
+                    # Checked again: the rights may have changed during a long wait.
+                    filling = Filling(add, limit, chosen, _allowed(call.grant, topic))
                     position = await filling.fill(self._catch_up_reader, topic, span)
             finally:
                 self._filling.release()

@@ -86,7 +86,7 @@ class RequestTable:
         name = record.key.decode(errors="replace")
         try:
             new = self._decoder.decode(record.value)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self.undecodable += 1  # not ours
             return
         known = self._kept.get(name)

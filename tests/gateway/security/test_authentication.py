@@ -18,15 +18,18 @@ from amqtt.session import Session
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.config import ConfigError, SecurityConfig
-from gateway.security import amqtt_plugins, authentication, throttle
+from gateway.security import amqtt_plugins, authentication, credentials, throttle
 from gateway.security.authentication import Authenticator
 from gateway.security.credentials import Credentials
 from gateway.security.fair_queue import Busy
 from gateway.security.identity import ANONYMOUS, Identity
+from gateway.security.scram import derive
+from gateway.security.user_files import scram_line
 from tests.support.waiting import wait_until
 
 PEER = "192.0.2.1:50000"
 SECRET = "correct horse"
+CREDENTIAL = derive("SCRAM-SHA-256", "secret", b"0123456789abcdef", 4096)
 CHEAP = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1)
 
 
@@ -52,6 +55,11 @@ class CountingPlugin(BaseAuthPlugin):
     class Config:
         behaviour: str = "check"
         shared: Any = None
+        starting_s: Any = None  # how long each start takes
+
+    async def on_broker_pre_start(self) -> None:
+        if self.config.starting_s:
+            await asyncio.sleep(self.config.starting_s.pop(0))
 
     async def authenticate(self, *, session: Session) -> bool | None:
         if self.config.shared is not None:
@@ -61,6 +69,8 @@ class CountingPlugin(BaseAuthPlugin):
                 raise ValueError(f"no luck with {session.password}")
             case "abstain":
                 return None
+            case "wait":
+                await asyncio.sleep(0.3)
             case "block":
                 time.sleep(0.3)  # noqa: ASYNC251 - what a plugin for LDAP does
         return session.password == SECRET
@@ -212,6 +222,40 @@ async def test_reload_takes_new_users_and_keeps_the_old_on_a_fault(password_file
     await authenticator.stop()
 
 
+async def test_a_reload_lets_the_logins_in_progress_end() -> None:
+    """The old plugins are closed when they have answered, whether by yes or by no."""
+    asked: list[Any] = []
+    authenticator = Authenticator(with_plugin(behaviour="wait", shared=asked), sleep=Clock().sleep)
+    await authenticator.start()
+    async with asyncio.TaskGroup() as group:
+        right = group.create_task(authenticator.authenticate_password("ann", SECRET, peer=PEER))
+        wrong = group.create_task(authenticator.authenticate_password("ann", "wrong", peer=PEER))
+        await wait_until(lambda: len(asked) == 2)
+        assert await authenticator.reload()
+    assert (right.result(), wrong.result()) == (Identity("ann", "password"), None)
+    assert authenticator.statistics().errors_total == 0
+    await authenticator.stop()
+
+
+async def test_a_later_reload_counts_even_if_an_earlier_one_takes_longer(tmp_path: Path) -> None:
+    users = tmp_path / "scram"
+    users.write_text("".join(scram_line(name, "SCRAM-SHA-256", CREDENTIAL) + "\n" for name in ("ann", "bob")))
+    starting_s = [0.0] * credentials.WORKERS
+    config = with_plugin(starting_s=starting_s).model_copy(update={"scram_file": users})
+    authenticator = Authenticator(config)
+    await authenticator.start()
+    starting_s += [0.5, 0.0]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(authenticator.reload())
+        await wait_until(lambda: len(starting_s) < credentials.WORKERS)
+        write(users, scram_line("ann", "SCRAM-SHA-256", CREDENTIAL) + "\n")
+        group.create_task(authenticator.reload())
+    assert authenticator._scram is not None
+    assert authenticator._scram.credential("SCRAM-SHA-256", "ann") == CREDENTIAL
+    assert authenticator._scram.credential("SCRAM-SHA-256", "bob") != CREDENTIAL
+    await authenticator.stop()
+
+
 async def test_success_is_remembered_for_a_while() -> None:
     clock = Clock()
     asked: list[Any] = []
@@ -304,6 +348,24 @@ async def test_one_address_cannot_guess_in_parallel(monkeypatch: pytest.MonkeyPa
         assert authenticator.statistics().throttled_total == 1
         assert await authenticator.authenticate_password("ann", SECRET, peer="192.0.2.9:1")
         gate.set()
+    await authenticator.stop()
+
+
+async def test_who_leaves_before_the_refusal_waits_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An HTTP request is cancelled with its connection: closing it must not be a way to guess faster."""
+    monkeypatch.setattr(throttle, "REFUSALS_PER_ADDRESS", 3)
+    clock = Clock()
+    authenticator = Authenticator(with_plugin(), clock=clock, sleep=lambda _: asyncio.sleep(60))
+    await authenticator.start()
+    for number in range(3):
+        guess = asyncio.create_task(authenticator.authenticate_password("ann", f"{number}", peer=PEER))
+        await wait_until(lambda number=number: authenticator.statistics().refused_total == number + 1)
+        guess.cancel()
+        await asyncio.wait([guess])
+    with pytest.raises(Busy):
+        await authenticator.authenticate_password("ann", SECRET, peer=PEER)
+    clock.now += throttle.DELAY_LIMIT_S
+    assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
     await authenticator.stop()
 
 

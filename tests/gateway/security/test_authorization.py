@@ -166,3 +166,16 @@ def test_memory_is_bounded() -> None:
     assert len(grant.publish._by_key) <= CACHED_DECISIONS
     assert len(grant.publish._topics) <= CACHED_DECISIONS
     assert all(len(key or "") < 1000 for _, key in grant.publish._by_key)
+
+
+@pytest.mark.parametrize("rest", ["#", "a/#"])
+def test_a_long_first_level_is_not_kept(rest: str) -> None:
+    """An MQTT topic may have 65,535 bytes, all of them in its first level."""
+    permission = rules(f"allow * publish +/{rest}").for_client(ANN).mqtt_publish
+    for number in range(3):
+        topic = f"{number}" + "x" * 60_000
+        assert permission(f"{topic}/a/b", "mqtt", b"key")
+    by_text = permission._by_text
+    assert by_text is not None
+    assert not by_text._topics
+    assert not by_text._by_key

@@ -102,10 +102,12 @@ async def test_a_name_goes_when_kafka_has_forgotten_its_group(bootstrap: str) ->
 async def test_what_no_gateway_has_written_is_ignored(bootstrap: str) -> None:
     async with gateway_names(bootstrap, Clock()) as names:
         before = names.statistics()
-        for value in (b"", b"{}", b"[1]", b'{"principal":1,"claim":"x","since_ms":0}', b"\xff"):
+        not_text = b'{"principal":"\xff","claim":"x","since_ms":0}'
+        deep = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+        for value in (b"", b"{}", b"[1]", b'{"principal":1,"claim":"x","since_ms":0}', b"\xff", not_text, deep):
             for key in (None, b"", b"\xff"):
                 names.apply(Received(TOPIC, key, value, (), 0, 0, 0))
-        assert names.statistics().undecodable_total == before.undecodable_total + 15
+        assert names.statistics().undecodable_total == before.undecodable_total + 21
         assert names.statistics().names == before.names
 
 

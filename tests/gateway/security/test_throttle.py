@@ -46,9 +46,9 @@ class Attempts(RuleBasedStateMachine):
             self.throttle = Throttle(BASE_S, clock=lambda: self.now, sleep=self.sleep)
         self.now = 100.0
         self.slept = 0.0
-        # In the order of the last failure: how many in a row, when, the unanswered ones.
-        self.failed: dict[str, tuple[int, float, list[Coroutine[Any, Any, None]]]] = {}
-        self.forgotten: list[Coroutine[Any, Any, None]] = []
+        # In the order of the last failure: how many in a row, when, when the answers are due.
+        self.failed: dict[str, tuple[int, float, list[float]]] = {}
+        self.answers: list[Coroutine[Any, Any, None]] = []
 
     @types.coroutine
     def sleep(self, seconds: float) -> Generator[None]:
@@ -57,21 +57,26 @@ class Attempts(RuleBasedStateMachine):
 
     @rule(address=st.sampled_from("abcde"))
     def fail(self, address: str) -> None:
-        count, last, waiting = self.failed.pop(address, (0, self.now, []))
+        count, last, due = self.failed.pop(address, (0, self.now, []))
         count = 0 if self.now - last > FORGET_S else count
         answer = self.throttle.wait_refused(address, self.now - TOOK_S)
         answer.send(None)
         assert self.slept == min(DELAY_LIMIT_S, BASE_S * 2**count) - TOOK_S
-        self.failed[address] = (count + 1, self.now, [*waiting, answer])
+        self.answers.append(answer)
+        self.failed[address] = (count + 1, self.now, [*due, self.now + self.slept])
         while len(self.failed) > ADDRESSES:
-            self.forgotten += self.failed.pop(next(iter(self.failed)))[2]
+            del self.failed[next(iter(self.failed))]
 
-    @rule(address=st.sampled_from("abcde"))
-    def answer(self, address: str) -> None:
-        for waiting in self.failed.get(address, (0, 0.0, []))[2][-1:]:
-            with pytest.raises(StopIteration):
-                waiting.send(None)
-            self.failed[address][2].remove(waiting)
+    @rule(cancelled=st.booleans())
+    def answer(self, cancelled: bool) -> None:
+        """A client that does not wait for its answer counts until it was due, too."""
+        for waiting in self.answers[-1:]:
+            if cancelled:
+                waiting.close()
+            else:
+                with pytest.raises(StopIteration):
+                    waiting.send(None)
+            self.answers.pop()
 
     @rule(seconds=st.sampled_from([0.1, 30.0, 61.0]))
     def pass_time(self, seconds: float) -> None:
@@ -81,7 +86,8 @@ class Attempts(RuleBasedStateMachine):
     def remembers_those_who_failed_last(self) -> None:
         assert len(self.throttle) == len(self.failed)
         for address in "abcde":
-            assert self.throttle.waiting(address) == len(self.failed.get(address, (0, 0.0, []))[2])
+            due = self.failed.get(address, (0, 0.0, []))[2]
+            assert self.throttle.waiting(address) == sum(time > self.now for time in due)
 
 
 TestAttempts = Attempts.TestCase

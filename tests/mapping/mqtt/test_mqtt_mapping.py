@@ -135,3 +135,14 @@ def test_what_mqtt_cannot_carry_is_left_out_and_the_rest_is_delivered() -> None:
     assert delivery.properties.user_properties == (("ok", "1"),)
     assert delivery.properties.content_type is None
     assert from_record(received(key=long), RULES) is None
+
+
+def test_the_topics_of_a_connection_are_remembered_up_to_so_many_bytes() -> None:
+    inbound = Inbound(Rules(), Version.V5, "c")
+    for number in range(100):
+        topic = f"t{number}/" + "x" * 60_000
+        assert inbound.to_record(topic, b"", 0, False, None, 0).topic == f"t{number}"
+        inbound.admit(topic)
+        assert sum(map(len, inbound._routes)) <= 1024 * 1024
+        assert sum(map(len, inbound._admitted)) <= 1024 * 1024
+    assert topic in inbound._admitted

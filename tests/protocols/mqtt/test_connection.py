@@ -40,8 +40,9 @@ def test_there_is_one_connack() -> None:
     connection = opened()
     with pytest.raises(UsageError):
         connection.accept()
-    with pytest.raises(UsageError):
-        connection.refuse(0x87)
+    connection.data_to_send()
+    connection.send_disconnect(0x87)
+    assert connection.data_to_send()[:1] == b"\xe0"
     with pytest.raises(UsageError):
         new().accept()
 
@@ -63,7 +64,7 @@ def test_there_is_one_connack() -> None:
 def test_refuse(version: int, code: int, answer: str) -> None:
     connection = new()
     say(connection, CONNECTS[version])
-    connection.refuse(code, "no")
+    connection.send_disconnect(code, "no")
     assert connection.closing
     assert connection.data_to_send() == wire(answer)
     assert say(connection, "c0 00") == []
@@ -158,7 +159,7 @@ def test_what_is_sent_ahead_waits_for_accept() -> None:
 def test_what_is_sent_ahead_of_a_refusal_is_not_processed() -> None:
     connection = new()
     say(connection, CONNECT_5, "30 * s't' 00 'x'", "10 00")
-    connection.refuse(0x87)
+    connection.send_disconnect(0x87)
     assert ended_by(connection) == (0x20, 0x87)
     assert connection.receive_data(b"\xc0\x00") == []
 
@@ -751,7 +752,7 @@ def test_a_late_acknowledgement_is_not_said() -> None:
     connection.send_suback(3, [0])
     connection.send_unsuback(3, [0])
     connection.send_auth(0x18, Properties())
-    connection.refuse(0x80)
+    connection.send_disconnect(0x80)
     connection.send_disconnect(0x80)
     assert connection.data_to_send() == b""
     with pytest.raises(UsageError):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 from proton import Delivery, Message
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection
@@ -14,7 +16,9 @@ from gateway.amqp.listener import AmqpServer
 from gateway.config import AccessRule, SecurityConfig
 from gateway.security.access_rules import ListedRules
 from protocols.amqp import outcomes
+from tests.gateway.amqp.conftest import amqp_listener
 from tests.support.amqp import as_client, data
+from tests.support.assembled import assembled
 from tests.support.topics import read_all
 
 TIMEOUT = 60
@@ -86,6 +90,20 @@ async def test_rights_are_checked_for_each_message(start_listener: Any, new_topi
         (outcomes.REJECTED, outcomes.UNAUTHORIZED_ACCESS),
         (outcomes.ACCEPTED, None),
     ]
+
+
+async def test_a_message_to_a_topic_without_the_right_creates_no_topic(
+    bootstrap: str, admin: AIOKafkaAdminClient
+) -> None:
+    denied = f"relay-denied-{uuid.uuid4().hex[:8]}"
+    security = SecurityConfig(access=(AccessRule(action="publish", topic="other"),))
+
+    def send(connection: BlockingConnection) -> tuple[int, str | None]:
+        return outcome(connection, connection.create_sender(None).link, data(b"x", address=denied))
+
+    async with assembled(bootstrap, create=True) as made, amqp_listener(made, security=security) as listener:
+        assert await as_client(listener, send) == (outcomes.REJECTED, outcomes.UNAUTHORIZED_ACCESS)
+    assert denied not in await admin.list_topics()
 
 
 @pytest.mark.parametrize("last_is_revoked", [False, True])

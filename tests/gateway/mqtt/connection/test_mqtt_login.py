@@ -15,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.conn import ScramAuthenticator
 
 from gateway.config import SecurityConfig
-from gateway.mqtt.connection.login import Login
+from gateway.mqtt.connection.login import identify, login_refusal
 from gateway.security.authentication import Authenticator
 from gateway.security.identity import ANONYMOUS, Identity
 from gateway.security.scram import derive
@@ -28,6 +28,7 @@ from tests.support.gateway import GatewayProcess
 from tests.support.listeners import entrance
 from tests.support.mqtt import RawClient
 from tests.support.topics import until_led
+from tests.support.waiting import wait_until
 
 METHOD = "SCRAM-SHA-256"
 TOPIC = f"scram-login-{uuid.uuid4().hex[:8]}"
@@ -228,13 +229,26 @@ async def test_re_authentication(open_client: Any) -> None:
 
 @pytest.mark.clause("MQTT-4.12.1-2")
 @pytest.mark.parametrize(("user", "password"), [("ann", "wrong"), ("bob", "other")])
-async def test_a_re_authentication_that_fails(open_client: Any, user: str, password: str) -> None:
-    """A wrong password, or another user, who does not own the session."""
-    client, steps = await logged_in(await open_client()), scram(user, password)
+async def test_a_re_authentication_that_fails(
+    secured: tuple[GatewayProcess, Path], open_client: Any, user: str, password: str
+) -> None:
+    """A wrong password, or another user, who does not own the session; the log tells why the connection ended."""
+    client, steps = await open_client(), scram(user, password)
+    client_id = ((await log_in(client, scram())).properties or NONE).assigned_client_identifier
     client.send(packets.Auth(ReasonCode.RE_AUTHENTICATE, proof(steps.first_message().encode())))
     closing = await answered(client, steps, packets.Disconnect)
     assert closing.reason_code == ReasonCode.NOT_AUTHORIZED
     assert await client.expect_end() == []
+    client.drop()
+
+    def told() -> list[str]:
+        lines = map(json.loads, secured[0].log.read_text().splitlines())
+        return [
+            one["reason"] for one in lines if (one["event"], one.get("client")) == ("client disconnected", client_id)
+        ]
+
+    await wait_until(told)
+    assert told() == ["re-authentication failed"]
 
 
 @pytest.mark.clause("MQTT-4.12.1-1")
@@ -272,10 +286,10 @@ async def test_what_connect_alone_proves(tmp_path: Path) -> None:
     certificate = {"subject": ((("commonName", "pump-7"),),)}
     authenticator = Authenticator(SecurityConfig(password_file=path, failed_attempt_delay_s=0))
     await authenticator.start()
-    login, door = Login(lambda: 0), entrance(authenticator)
+    door = entrance(authenticator)
 
     async def who(peercert: Any = None, **fields: Any) -> Identity | None:
-        return await login.identify(door, packets.Connect(Version.V5, "c", **fields), peer="", certificate=peercert)
+        return await identify(door, packets.Connect(Version.V5, "c", **fields), peer="", certificate=peercert)
 
     assert await who(username="ann", password=b"secret") == Identity("ann", "password")
     assert await who(username="ann", password=b"wrong") is None
@@ -283,6 +297,6 @@ async def test_what_connect_alone_proves(tmp_path: Path) -> None:
     assert await who(certificate) == Identity("pump-7", "certificate")
     assert await who() == ANONYMOUS
     await authenticator.stop()
-    assert Login.refusal(packets.Connect(Version.V5, "c"))[0] == ReasonCode.NOT_AUTHORIZED
+    assert login_refusal(packets.Connect(Version.V5, "c"))[0] == ReasonCode.NOT_AUTHORIZED
     wrong = packets.Connect(Version.V5, "c", username="ann")
-    assert Login.refusal(wrong)[0] == ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    assert login_refusal(wrong)[0] == ReasonCode.BAD_USER_NAME_OR_PASSWORD

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from protocols.mqtt.packets import Puback, Publish, Suback, Subscribe, Subscription
+from gateway.config import AccessRule
+from gateway.listeners import make_servers
+from gateway.mqtt.listener import MqttServer
+from gateway.security.access_rules import ListedRules
+from gateway.security.identity import Identity
+from protocols.mqtt.packets import Puback, Publish, Pubrel, Suback, Subscribe, Subscription, Will
+from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import ReasonCode
+from tests.conftest import NewTopicFactory
+from tests.support.assembled import Assembled, assembled
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 RUN = uuid.uuid4().hex[:8]
 SITE = f"site {RUN}"  # no Kafka name: the catch-all's
@@ -107,3 +117,111 @@ async def test_a_denied_leaf_is_taken_out_or_refuses_the_filter(
     assert await publish(late, f"plant-{RUN}/m1/key", b"", retain=True) == 0
     other.drop()
     late.drop()
+
+
+NO_RULES = ListedRules([AccessRule(topic="#", allow=False), AccessRule(group="*", allow=False)])
+
+
+class Revocable(NamedTuple):
+    """A gateway in this process, whose clients' rights can be revoked while a step of a client waits for Kafka."""
+
+    server: MqttServer
+    made: Assembled
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.server.bound.rpartition(":")
+        return host, int(port)
+
+    def revoke_after(self, monkeypatch: pytest.MonkeyPatch, part: object, step: str) -> None:
+        """Revoke all rights of all clients when `part` has done this step, before its caller goes on."""
+        done = getattr(part, step)
+
+        async def then_revoked(*arguments: Any, **options: Any) -> Any:
+            result = await done(*arguments, **options)
+            for client in self.server.departing():  # what `AccessList.use` does for new rules
+                if client.grant is not None and client.grant.renew(NO_RULES.rules_for(client.grant.identity, None, "")):
+                    client.rights_changed()
+            return result
+
+        monkeypatch.setattr(part, step, then_revoked)
+
+
+@pytest.fixture
+async def revocable(bootstrap: str) -> AsyncIterator[Revocable]:
+    security = {"allow_anonymous": True, "access": [{"topic": "#"}, {"group": "*"}]}
+    async with assembled(bootstrap, create=True, security=security, mqtt={"address": "127.0.0.1:0"}) as made:
+        servers = make_servers(made.process, made.security, made.log, made.state)
+        (server,) = (one for one in servers if isinstance(one, MqttServer))
+        await server.start()
+        yield Revocable(server, made)
+        server.stop_receiving()
+        await server.stop(4.0)
+
+
+async def test_a_right_that_is_revoked_while_a_client_joins_a_group_is_refused(
+    revocable: Revocable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was no member yet when the subscriptions of its session were checked."""
+    client = await RawClient.connect(revocable.address)
+    topic, group = f"joined-{RUN}", f"group-{RUN}"
+    assert await publish(client, f"{topic}/a") == 0
+    revocable.revoke_after(monkeypatch, revocable.made.log.groups, "join")
+    client.send(Subscribe(9, (Subscription(f"$share/{group}/{topic}/#", 1),)))
+    assert (await client.answer(Suback, 9, timeout=90)).reason_codes == (ReasonCode.NOT_AUTHORIZED,)
+    await wait_until(lambda: group not in {one.group for one in revocable.made.log.groups.statistics()})
+    client.drop()
+
+
+async def test_a_will_whose_right_is_revoked_during_connect_is_refused(
+    revocable: Revocable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revocable.revoke_after(monkeypatch, revocable.made.state.opening, "open")
+    client = await RawClient.connect(revocable.address, will=Will(f"raw-{RUN}/will", b"x"))
+    assert client.connack.reason_code == ReasonCode.NOT_AUTHORIZED
+    client.drop()
+
+
+class _Replaced(ListedRules):
+    """Rules that replace others, as Kafka's ACLs do."""
+
+    def may_change_for(self, identity: Identity) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("retained", [False, True])
+async def test_a_message_in_flight_is_not_sent_again_without_the_right(
+    revocable: Revocable, new_topic: NewTopicFactory, qos: int, retained: bool
+) -> None:
+    """A client that has connected again gets what it may still read, and nothing is left over."""
+    topic = await new_topic(partitions=1)
+    gone, kept, end = (f"{topic}/{name}" for name in ("gone", "kept", "end"))
+    writer = await RawClient.connect(revocable.address)
+    options = {"clean_start": False, "properties": Properties(session_expiry_interval=600)}
+    reader = await RawClient.connect(revocable.address, topic, **options)
+    if not retained:
+        await reader.subscribe(Subscription(f"{topic}/#", qos))
+    for name in (gone, kept):
+        assert await writer.publish(name, b"x", qos, retain=retained) == 0
+    if retained:
+        await reader.subscribe(Subscription(f"{topic}/#", qos))
+    assert {(await reader.expect(Publish)).topic for _ in range(2)} == {gone, kept}
+    reader.drop()
+    await wait_until(lambda: topic not in revocable.made.state.sessions.live)
+    rules = [AccessRule(topic=gone, action="subscribe", allow=False), AccessRule(topic="#")]
+    revocable.made.security.access_list.use(_Replaced(rules))
+    again = await RawClient.connect(revocable.address, topic, **options)
+    for name in (gone, end):
+        assert await publish(writer, name) == 0
+    seen = set()
+    while not {kept, end} <= seen:
+        packet = await again.receive()
+        if isinstance(packet, Publish):
+            seen.add(packet.topic)
+        else:
+            assert isinstance(packet, Pubrel), "at QoS 2 the client may have the message: the exchange is completed"
+            assert qos == 2
+    assert seen == {kept, end}
+    for client in (again, writer):
+        client.drop()

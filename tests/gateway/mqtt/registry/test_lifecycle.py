@@ -423,6 +423,32 @@ async def connected(world: World) -> None:
     await world.happen(Event.READY)
 
 
+async def test_connect_takes_a_session_that_no_gateway_owns(tmp_path: Path) -> None:
+    """For example restored by a tool."""
+    world = World(tmp_path)
+    await world.foreign(SESSION, SessionRecord("nonce", "somebody", 3, "", 60, world.now_ms))
+    assert world.state is State.ELSEWHERE
+    await world.connect()
+    await world.kafka_answers()
+    assert (world.state, world.record.epoch, world.sessions.wrong) == (State.CONNECTED, 4, [])
+    await world.close()
+
+
+async def test_ended_sessions_leave_few_deadlines_behind(tmp_path: Path) -> None:
+    """A client that ends its sessions early, under ever new client ids, must not fill the memory until they expire."""
+    world = World(tmp_path)
+    for number in range(3000):
+        name = f"c-{number}"
+        record = SessionRecord("n", "somebody", 1, world.sessions.owner, 3600, world.now_ms)
+        world.store.records[name] = encode(record)
+        world.sessions._deadlines.watch(name, record)
+        world.sessions.end(name)
+    deadlines = world.sessions._deadlines
+    assert not deadlines._noted
+    assert len(deadlines._heap) <= 1000
+    await world.close()
+
+
 async def test_connect_names_everybody_who_may_have_a_message_on_the_way(tmp_path: Path) -> None:
     """Connect: the owner, and the gateways that have not answered the owner's own claim."""
     world = World(tmp_path)

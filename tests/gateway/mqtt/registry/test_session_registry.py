@@ -145,10 +145,14 @@ async def test_a_topic_was_deleted_meanwhile(
     assert got == {b"other", b"after"}
 
 
-async def test_a_session_that_no_record_can_hold(connect: Connect, name: str) -> None:
+@pytest.mark.parametrize("prefix", ["", "$share/g/"], ids=["own", "shared"])
+async def test_a_session_that_no_record_can_hold(connect: Connect, name: str, prefix: str) -> None:
     """What does not fit is refused, immediately and only once; earlier subscriptions stay."""
     client = await connect(name, **KEPT)
-    filters = [packets.Subscription(f"{name}/{number}/{'x' * 60_000}", 1) for number in range(60)]
+    filters = [
+        packets.Subscription(f"{prefix if number >= 30 else ''}{name}/{number}/{'x' * 60_000}", 1)
+        for number in range(60)
+    ]
     assert (await client.subscribe(*filters[:30])).reason_codes == (1,) * 30
     client.send(packets.Subscribe(client.new_id(), tuple(filters[30:])))
     closing = (await client.expect_end())[-1]

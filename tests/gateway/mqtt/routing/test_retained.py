@@ -283,6 +283,20 @@ async def test_an_older_version_never_replaces_a_newer_one(bootstrap: str, name:
         assert here.payload(topic) == b"new"
 
 
+async def test_what_a_recreated_topic_has_stays_whatever_its_age(bootstrap: str, name: str, root: str) -> None:
+    """For example restored from a backup, or written while this gateway did not reach Kafka."""
+    there, gone = f"{root}/there", f"{root}/gone"
+    async with store(bootstrap, name) as here:
+        retained, old = here.retained, here.clock.now - 3_600_000
+        for offset, topic in enumerate((there, gone)):
+            retained._apply(copy_of(name, topic.encode(), b"before", 0, 7 + offset, timestamp=old))
+        retained._restarted(0)
+        retained._apply(copy_of(name, there.encode(), b"again", 0, 0, timestamp=old))
+        retained._reread(0)
+        assert (here.payload(there), here.payload(gone)) == (b"again", None)
+        assert here.matching("#") == [there]
+
+
 async def test_a_refused_message_is_not_retained(bootstrap: str, name: str, root: str, new_topic: Any) -> None:
     small = await new_topic(partitions=1, max_message_bytes="2000")
     async with store(bootstrap, name, create=False) as here:

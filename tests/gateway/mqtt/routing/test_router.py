@@ -24,6 +24,7 @@ from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt import packets
 from protocols.mqtt.encoding import encode_packet
+from protocols.mqtt.reasons import ReasonCode
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.topics import produce, until_led
@@ -225,6 +226,62 @@ async def test_a_later_filter_does_not_move_a_new_topic_on(
     assert since in ({}, {(name, 0): 1})  # the later one begins behind it
 
 
+@pytest.mark.parametrize("new", [False, True], ids=["read before", "new"])
+async def test_a_topic_that_is_deleted_while_reading_begins_is_read_when_it_is_there_again(
+    parts: Parts, admin: AIOKafkaAdminClient, bootstrap: str, new: bool
+) -> None:
+    """Reading begins of this topic, or of another one that the same SUBSCRIBE needs."""
+    name, other = a_name(), a_name()
+
+    async def create(*names: str) -> None:
+        await admin.create_topics([NewTopic(one, 1, 1) for one in names])
+        for one in names:
+            await until_led(admin, one)
+        await parts.topics.refresh()
+
+    await create(*([other] if new else [name, other]))
+    watch_all, deleted = parts.live_reader.watch_all, asyncio.Event()
+
+    async def watch_and_delete(topics: Collection[str], *arguments: Any, **options: Any) -> set[str]:
+        found = await watch_all(topics, *arguments, **options)
+        if not deleted.is_set():
+            await admin.delete_topics([name])
+            while name in parts.topics.names:
+                await parts.topics.refresh()
+            deleted.set()
+        return found
+
+    await parts.router.hold({f"{name}/#": None})
+    parts.live_reader.watch_all = watch_and_delete  # type: ignore[method-assign]
+    if new:
+        await create(name)
+        await deleted.wait()
+        await wait_until(lambda: not parts.router._new)
+    else:
+        await parts.router.hold({f"{name}/x": None, f"{other}/#": None})
+    await create(name)
+    later = f"later in {name}".encode()
+    await produce(bootstrap, name, [later])
+    await wait_until(lambda: later in parts.seen, 20)
+
+
+async def test_plans_for_long_topics_take_bounded_memory(parts: Parts) -> None:
+    for number in range(1000):
+        parts.router._plan((f"{number}/" + 65_000 * "x", 0, False))
+    assert sum(len(topic) for topic, _, _ in parts.router._plans) < 30_000_000
+
+
+async def test_a_filter_of_very_many_levels_is_refused(connect: Connect) -> None:
+    """Each level takes memory, and a filter may have 65,535."""
+    client, name = await connect(), a_name()
+    deep, deeper = name + 255 * "/x", name + 256 * "/x"
+    assert (await client.subscribe(deep, deeper, f"$share/g/{deep}", f"$share/g/{deeper}")).reason_codes == (
+        2, ReasonCode.QUOTA_EXCEEDED, 2, ReasonCode.QUOTA_EXCEEDED
+    )  # fmt: skip
+    assert await (await connect()).publish(deep, b"deep") == 0
+    assert (await client.message()).payload == b"deep"
+
+
 async def test_subscribing_makes_no_topic(connect: Connect, admin: AIOKafkaAdminClient, bootstrap: str) -> None:
     """For any number of filters: each is granted, and later messages are delivered."""
     names = [a_name() for _ in range(300)]
@@ -304,6 +361,13 @@ async def test_a_filter_that_stands_twice_is_subscribed_to_once(connect: Connect
     assert (await client.unsubscribe(f"{name}/#")).reason_codes == (0,)
     await sender.publish(f"{name}/a", b"nobody's")
     await client.ping()
+
+
+async def test_a_subscribe_has_no_more_filters_than_a_session(connect: Connect) -> None:
+    """Also when they are the same, since each is looked up, answered and gets retained messages."""
+    client, name = await connect(), a_name()
+    codes = (await client.subscribe(*[f"{name}/#"] * 1001)).reason_codes
+    assert codes == (2,) * 1000 + (ReasonCode.QUOTA_EXCEEDED,)
 
 
 async def test_thousands_in_one_read_are_answered_one_by_one(connect: Connect) -> None:

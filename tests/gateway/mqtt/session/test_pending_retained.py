@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
+from gateway.config import Address
+from gateway.listeners import make_mqtt
 from gateway.mqtt.session.pending_retained import Pending, RetainedQueue
 from gateway.mqtt.state.records import PendingRetained, SessionSubscription
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Subscription
+from tests.support.assembled import assembled
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.waiting import wait_until
 
 KEPT: dict[str, Any] = {"clean_start": False, "session_expiry_interval": 60, "receive_maximum": 2}
 
@@ -172,3 +176,29 @@ async def test_also_when_the_gateway_was_killed(
     assert client.connack.session_present
     assert sorted(await rest(client, 2, seen)) == payloads
     client.drop()
+
+
+async def test_subscribing_again_and_again_keeps_no_more_than_two_searches(bootstrap: str) -> None:
+    """A client that acknowledges nothing could fill the memory: each SUBSCRIBE asks for all messages again."""
+    name = f"progress-{uuid.uuid4().hex[:8]}"
+    async with assembled(bootstrap, create=True, mqtt={"address": Address("127.0.0.1:0")}) as made:
+        server = make_mqtt(made.process, made.security, made.log, made.state)
+        await server.start()
+        host, _, port = server.bound.rpartition(":")
+        address = host, int(port)
+        sender = await RawClient.connect(address)
+        for number in range(5):
+            await sender.publish(f"{name}/{number}", b"x", retain=True)
+        client = await RawClient.connect(address, name, **KEPT)
+        for _ in range(50):
+            await client.subscribe(Subscription(f"{name}/+", 1))
+        deliveries = made.state.sessions.live[name].deliveries
+        await wait_until(lambda: deliveries._retained is not None and deliveries._retained.first is not None)
+        assert len(deliveries._retained._pending) <= 2
+        assert len(deliveries.pending_retained) <= 2
+        seen = {(await client.message()).topic for _ in range(10)}
+        assert len(seen) == 5
+        client.drop()
+        sender.drop()
+        server.stop_accepting()
+        await server.stop(2.0)

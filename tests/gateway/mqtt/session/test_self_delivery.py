@@ -18,6 +18,8 @@ from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts, StartOffsets
 from gateway.mqtt.session.self_delivery import OwnCopies, SelfDelivery
+from gateway.mqtt.session.subscriptions import REMEMBERED_TOPICS, Subscriptions
+from gateway.mqtt.state.records import SessionSubscription
 from mapping.mqtt.outgoing import Delivery
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
@@ -314,3 +316,13 @@ async def test_many_at_once_come_all_and_in_order(echoing: GatewayProcess) -> No
         mine = [int(payload) for payload, granted in got.items() if granted == qos]
         assert mine == sorted(mine)
     client.drop()
+
+
+def test_what_is_remembered_of_own_topics_is_bounded() -> None:
+    subscriptions = Subscriptions()
+    subscriptions.put(SessionSubscription(Subscription("a/#", 1)))
+    for number in range(2 * REMEMBERED_TOPICS):
+        assert subscriptions.matches_own(f"a/{number}")
+        assert subscriptions.matches_own(f"a/{number}" + 60_000 * "x")
+    assert len(subscriptions._own_matches) <= REMEMBERED_TOPICS
+    assert max(map(len, subscriptions._own_matches)) < 300

@@ -67,6 +67,8 @@ def subscription(
 SESSIONS: dict[str, bytes] = {
     "no JSON": b"\xff\x00",
     "another JSON": b'["n"]',
+    "a text that is not UTF-8": encode(SOUND).replace(b'"anonymous"', b'"\xff"'),
+    "nested without end": b'{"x":' + b"[" * 100_000,
     "fields are missing": b'{"nonce":"n"}',
     "a field of another type": json.dumps({"nonce": "n", "principal": 5, "epoch": 1}).encode(),
     "a filter that is none": changed(SOUND, subscriptions=subscription("a/#/b")),

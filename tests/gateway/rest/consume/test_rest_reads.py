@@ -10,6 +10,8 @@ import aiohttp
 from aiokafka import AIOKafkaProducer
 
 from gateway.config import AccessRule, SecurityConfig
+from gateway.security.access_rules import ListedRules
+from gateway.security.identity import Identity
 from tests.conftest import NewTopicFactory
 from tests.gateway.rest.conftest import JSON_RECORDS, Gateway, ask, running_gateway
 from tests.support.waiting import wait_until
@@ -132,6 +134,27 @@ async def test_a_client_that_leaves_while_it_waits_is_not_waited_for(
         await wait_until(lambda: gateway.listener.statistics().reads.waiting == 1)
         waiting.cancel()
     await wait_until(lambda: gateway.listener.statistics().reads.waiting == 0)
+
+
+async def test_a_right_that_is_revoked_during_the_wait_shows_no_record(
+    bootstrap: str, new_topic: NewTopicFactory
+) -> None:
+    topic = await new_topic(partitions=1)
+    async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        access = gateway.listener._dispatcher.login._access_list
+        access.use(ListedRules([AccessRule(topic=topic)]))
+        waiting = asyncio.create_task(ask(http, "GET", f"/topics/{topic}/records?from=end&wait=60000"))
+        await wait_until(lambda: gateway.listener.statistics().reads.waiting == 1)
+        access.use(_Changed([AccessRule(topic=topic, action="publish")]))
+        await store(http, topic, [{"value": 1}])
+        assert (await waiting)[0] == 403
+
+
+class _Changed(ListedRules):
+    """Rules that replace others, as Kafka's ACLs do."""
+
+    def may_change_for(self, identity: Identity) -> bool:
+        return True
 
 
 async def test_places(http: aiohttp.ClientSession, new_topic: NewTopicFactory) -> None:

@@ -215,7 +215,8 @@ def test_the_first_attempt_in_the_log_counts_until_it_is_taken_over_or_its_windo
 
     first = KeptRequest("d", "one", "g", until_ms=2000, lease_ms=1500, scan={0: 7})
     second = KeptRequest("d", "two", "h", until_ms=2000, lease_ms=1500, scan={0: 9})
-    apply(b"{}", now)
+    for foreign in (b"{}", msgspec.json.encode(first).replace(b'"one"', b'"\xff"'), b'{"x":' + b"[" * 100_000):
+        apply(foreign, now)
     apply(first, now)
     apply(second, now)
     assert table.find("k") == first
@@ -227,7 +228,7 @@ def test_the_first_attempt_in_the_log_counts_until_it_is_taken_over_or_its_windo
     apply(answer, now)
     apply(first, now)
     assert table.find("k") == answer
-    assert (table.count, table.undecodable) == (1, 1)
+    assert (table.count, table.undecodable) == (1, 3)
     assert not table.full
     assert table.bytes > 100
     now = 2000
