@@ -12,8 +12,6 @@
  */
 #include "mapping/amqp/_native.h"
 
-#include <structmember.h>
-
 #define NOW_LIMIT (INT64_C(1) << 60) /* epoch milliseconds; below it, adding a ttl cannot overflow */
 
 struct Constants py;
@@ -59,7 +57,7 @@ take_message(Message *message)
         if (message->expiry <= message->now) {
             return LEFT;
         }
-        verdict = put(message, py.properties[EXPIRY], decimal(message->expiry));
+        verdict = put(message, property_name(EXPIRY), decimal(message->expiry));
         if (verdict != TAKEN) {
             return verdict;
         }
@@ -271,12 +269,10 @@ static PyType_Spec mapper_spec = {
 /* Module */
 
 static int
-look_up_all(PyObject *Py_UNUSED(module))
+set_up(PyObject *module)
 {
-    static const struct {
-        const char *module, *name;
-        PyObject **found;
-    } wanted[] = {
+    PyObject *window;
+    const Wanted wanted[] = {
         {"mapping.record", "AMQP_DURABLE", &py.durable},
         {"mapping.record", "AMQP_PRIORITY", &py.priority},
         {"mapping.record", "AMQP_TYPES", &py.types},
@@ -287,23 +283,14 @@ look_up_all(PyObject *Py_UNUSED(module))
         {"mapping.amqp.body", "JSON_TYPE", &py.json},
         {"mapping.amqp.body", "to_value", &py.to_value},
         {"mapping.amqp.incoming", "to_record", &py.to_record},
+        {"mapping.amqp.incoming", "CREATION_WINDOW_MS", &window},
+        {"mapping.amqp.fields", "PROPERTIES", &py.properties},
     };
-    static const char *const properties[PROPERTIES_LIMIT] = {
-        "MESSAGE_ID", "USER_ID", "TO", "SUBJECT", "REPLY_TO", "CORRELATION_ID", "CONTENT_TYPE", "CONTENT_ENCODING",
-        "EXPIRY", "CREATION_TIME", "GROUP_ID", "GROUP_SEQUENCE", "REPLY_TO_GROUP_ID",
-    };
-    for (size_t index = 0; index < sizeof wanted / sizeof wanted[0]; index++) {
-        if (look_up(wanted[index].module, wanted[index].name, wanted[index].found) < 0) {
-            return -1;
-        }
+    if (LOOK_UP(wanted) < 0) {
+        return -1;
     }
-    for (size_t index = 0; index < PROPERTIES_LIMIT; index++) {
-        if (look_up("mapping.record", properties[index], &py.properties[index]) < 0) {
-            return -1;
-        }
-    }
-    PyObject *window;
-    if (look_up("mapping.amqp.incoming", "CREATION_WINDOW_MS", &window) < 0) {
+    if (!PyTuple_Check(py.properties) || PyTuple_GET_SIZE(py.properties) != PROPERTIES_LIMIT) {
+        PyErr_SetString(PyExc_ImportError, "the names of all properties are a tuple");
         return -1;
     }
     py.window = PyLong_AsLongLong(window);
@@ -312,19 +299,10 @@ look_up_all(PyObject *Py_UNUSED(module))
     py.text_form = PyBytes_FromString("v:str");
     py.binary_form = PyBytes_FromString("v:bin");
     py.null_form = PyBytes_FromString("v:null");
-    return py.one && py.text_form && py.binary_form && py.null_form && !PyErr_Occurred() ? 0 : -1;
-}
-
-static int
-add_type(PyObject *module)
-{
-    PyObject *type = PyType_FromModuleAndSpec(module, &mapper_spec, NULL);
-    if (!type) {
+    if (!py.one || !py.text_form || !py.binary_form || !py.null_form || PyErr_Occurred()) {
         return -1;
     }
-    int failed = PyModule_AddType(module, (PyTypeObject *)type);
-    Py_DECREF(type);
-    return failed;
+    return look_up_outgoing() < 0 ? -1 : add_type(module, &mapper_spec);
 }
 
 static PyMethodDef functions[] = {
@@ -332,24 +310,5 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, refuse_when_switched_off},
-    {Py_mod_exec, look_up_all},
-    {Py_mod_exec, look_up_outgoing},
-    {Py_mod_exec, add_type},
-    {0, NULL},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "mapping.amqp._native",
-    .m_doc = PyDoc_STR("Between AMQP messages and records, in C; incoming.py and outgoing.py are the same in Python."),
-    .m_methods = functions,
-    .m_slots = slots,
-};
-
-PyMODINIT_FUNC
-PyInit__native(void)
-{
-    return PyModuleDef_Init(&definition);
-}
+NATIVE_MODULE("mapping.amqp._native",
+              "Between AMQP messages and records, in C; incoming.py and outgoing.py are the same in Python.")

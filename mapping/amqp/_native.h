@@ -6,8 +6,6 @@
 
 #include <stdint.h>
 
-typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; left to the reference; done */
-
 #define PROPERTIES_LIMIT 13    /* part 3.2.4 */
 #define APPLICATION_LIMIT 256  /* entries of application properties; a message with more is left to the reference */
 #define HEADERS_LIMIT (PROPERTIES_LIMIT + APPLICATION_LIMIT + 8)
@@ -23,7 +21,7 @@ enum {
 /* Objects that are imported once from the Python modules, so that every name is defined in one place. */
 struct Constants {
     PyObject *durable, *priority, *types, *body, *sections; /* header names */
-    PyObject *properties[PROPERTIES_LIMIT];                 /* header names, in the order of part 3.2.4 */
+    PyObject *properties;                                   /* tuple of header names, in the order of part 3.2.4 */
     PyObject *one, *text_form, *binary_form, *null_form;    /* header values */
     PyObject *json;        /* a header value: the content type of JSON */
     PyObject *header_name; /* function: the header name for an application property's name */
@@ -33,6 +31,13 @@ struct Constants {
     int64_t window;        /* CREATION_WINDOW_MS */
 };
 extern struct Constants py;
+
+/* The header name of a property. */
+static inline PyObject *
+property_name(uint32_t index)
+{
+    return PyTuple_GET_ITEM(py.properties, index);
+}
 
 /* Maps the messages of one destination. */
 typedef struct {
@@ -80,12 +85,6 @@ read_u32(const uint8_t *at)
     return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
 }
 
-static inline uint64_t
-read_u64(const uint8_t *at)
-{
-    return (uint64_t)read_u32(at) << 32 | read_u32(at + 4);
-}
-
 /* Two's complement without implementation-defined conversions. */
 static inline int64_t
 as_signed(uint64_t raw)
@@ -118,6 +117,7 @@ char *write_hex(char *out, const uint8_t *at, size_t size);
 PyObject *decimal(int64_t value);
 Verdict read_simple(const uint8_t **place, const uint8_t *end, Simple *found);
 int is_sound(const Simple *value);
+int64_t read_signed(const Simple *value);
 int read_integer(const Simple *value, int64_t *found);
 int read_uint(const Simple *value, int64_t *found);
 PyObject *property_text(const Simple *value, char *letter);
@@ -139,6 +139,6 @@ Verdict take_body(Message *message, const Section *section, const uint8_t *end);
 /* Records to messages: `_native_outgoing.c` */
 
 PyObject *from_records(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
-int look_up_outgoing(PyObject *module);
+int look_up_outgoing(void);
 
 #endif

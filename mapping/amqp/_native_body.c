@@ -38,7 +38,7 @@ content_of(const Section *section, int *shortest)
 static Verdict
 put_json_type(Message *message)
 {
-    PyObject *name = py.properties[CONTENT_TYPE];
+    PyObject *name = property_name(CONTENT_TYPE);
     for (Py_ssize_t index = 0; index < message->count; index++) {
         if (PyTuple_GET_ITEM(message->headers[index], 0) == name) {
             return TAKEN;

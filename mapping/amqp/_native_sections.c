@@ -243,7 +243,7 @@ take_creation(Message *message, int64_t created)
         message->timestamp = created;
         return TAKEN;
     }
-    return put(message, py.properties[CREATION], decimal(created));
+    return put(message, property_name(CREATION), decimal(created));
 }
 
 Verdict
@@ -281,7 +281,7 @@ take_properties(Message *message, const Section *section)
             if (value.code != 0x83) {
                 return LEFT;
             }
-            number = as_signed(read_u64(value.at));
+            number = read_signed(&value);
             if (index == CREATION) {
                 has_created = 1;
                 created = number;
@@ -309,7 +309,7 @@ take_properties(Message *message, const Section *section)
             }
             text = bytes_of(value.at, value.size);
         }
-        Verdict verdict = put(message, py.properties[index], text);
+        Verdict verdict = put(message, property_name(index), text);
         if (verdict != TAKEN) {
             return verdict;
         }

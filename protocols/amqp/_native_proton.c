@@ -40,7 +40,7 @@ find_function(PyObject *ffi, PyObject *lib, const char *name, const char *type, 
 }
 
 int
-look_up_proton(PyObject *Py_UNUSED(module))
+look_up_proton(void)
 {
     static const struct {
         const char *name, *type;
@@ -84,7 +84,7 @@ look_up_proton(PyObject *Py_UNUSED(module))
 
 /* The collector that all connections share. */
 int
-look_up_events(PyObject *Py_UNUSED(module))
+look_up_events(void)
 {
     PyObject *native = PyImport_ImportModule("protocols.amqp.native");
     PyObject *events = native ? PyObject_GetAttrString(native, "EVENTS") : NULL;

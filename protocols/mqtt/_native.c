@@ -247,10 +247,10 @@ take_usual(PyObject *Py_UNUSED(module), PyObject *arguments)
 /* Set-up */
 
 static int
-look_up_types(PyObject *Py_UNUSED(module))
+set_up(PyObject *Py_UNUSED(module))
 {
     PyObject *states = NULL;
-    int failed = look_up("protocols.mqtt.packets", "Publish", &py.publish) < 0
+    int failed = look_up_properties() < 0 || look_up("protocols.mqtt.packets", "Publish", &py.publish) < 0
                  || look_up("protocols.mqtt.states", "Awaits", &states) < 0
                  || (py.awaits_pubrel = PyObject_GetAttrString(states, "PUBREL")) == NULL;
     for (size_t kind = 0; !failed && kind < ACKNOWLEDGEMENTS; kind++) {
@@ -267,23 +267,4 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, refuse_when_switched_off},
-    {Py_mod_exec, look_up_types},
-    {Py_mod_exec, look_up_properties},
-    {0, NULL},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "protocols.mqtt._native",
-    .m_doc = PyDoc_STR("Runs of packets in C; receiving.py does the same in Python."),
-    .m_methods = functions,
-    .m_slots = slots,
-};
-
-PyMODINIT_FUNC
-PyInit__native(void)
-{
-    return PyModuleDef_Init(&definition);
-}
+NATIVE_MODULE("protocols.mqtt._native", "Runs of packets in C; receiving.py does the same in Python.")

@@ -8,8 +8,6 @@
 
 #define PAIRS 1024 /* most user properties of one message; Python handles more */
 
-typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; left to Python; done */
-
 /* The properties that a client may send in a PUBLISH (table 2-4), except user properties. */
 typedef enum { FORMAT, EXPIRY, CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION, ALIAS, KINDS } Kind;
 
@@ -32,6 +30,6 @@ bool read_varint(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, Py_s
 Verdict take_text(const unsigned char *at, Py_ssize_t size, bool name, PyObject **found);
 Verdict take_properties(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, PyObject **properties, Found *found);
 void clear_found(Found *found);
-int look_up_properties(PyObject *module);
+int look_up_properties(void);
 
 #endif

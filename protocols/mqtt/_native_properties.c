@@ -243,7 +243,7 @@ place_of(PyObject *fields, const char *name)
 
 /* Look up the type `Properties`, the indexes of its fields, and their defaults, which all must have. */
 int
-look_up_properties(PyObject *Py_UNUSED(module))
+look_up_properties(void)
 {
     static const char *const names[KINDS] = {
         [FORMAT] = "payload_format_indicator", [EXPIRY] = "message_expiry_interval",
