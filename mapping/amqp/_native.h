@@ -27,10 +27,17 @@ struct Constants {
     PyObject *header_name; /* function: the header name for an application property's name */
     PyObject *to_value;    /* function: converts a body that is not converted in C */
     PyObject *to_record;   /* function: the reference */
-    PyObject *record;      /* the type Record */
+    PyObject *record, *destination, *stored_body; /* the types Record, Destination, Body */
     int64_t window;        /* CREATION_WINDOW_MS */
 };
 extern struct Constants py;
+
+/* Positions of fields of a Destination and a Body. */
+struct Places {
+    Py_ssize_t topic, address, partition, key, user, headers, before, after, partitions;
+    Py_ssize_t value, form, exact, is_json;
+};
+extern struct Places fields_at;
 
 /* The header name of a property. */
 static inline PyObject *
@@ -42,12 +49,11 @@ property_name(uint32_t index)
 /* Maps the messages of one destination. */
 typedef struct {
     PyObject_HEAD
-    Py_ssize_t left;                                     /* messages mapped by the reference */
-    PyObject *destination;
-    PyObject *topic, *key, *partition, *headers;         /* shared by its records */
-    PyObject *address, *user;                            /* bytes */
-    int64_t before, after;                               /* limits of a timestamp, in ms before and after now */
-    int64_t partitions, partition_number;                /* partition_number is -1 when the address names none */
+    Py_ssize_t left;                       /* messages mapped by the reference */
+    PyObject *destination;                 /* a Destination, which is frozen */
+    PyObject *user;                        /* its user as bytes */
+    int64_t before, after;                 /* limits of a timestamp, in ms before and after now */
+    int64_t partitions, partition_number;  /* partition_number is -1 when the address names none */
 } Mapper;
 
 /* One message while it is mapped; it owns references in `headers`, `key` and `value`. */
@@ -117,6 +123,7 @@ char *write_hex(char *out, const uint8_t *at, size_t size);
 PyObject *decimal(int64_t value);
 Verdict read_simple(const uint8_t **place, const uint8_t *end, Simple *found);
 int is_sound(const Simple *value);
+int is_true(const Simple *value);
 int64_t read_signed(const Simple *value);
 int read_integer(const Simple *value, int64_t *found);
 int read_uint(const Simple *value, int64_t *found);

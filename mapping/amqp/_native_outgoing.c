@@ -176,7 +176,8 @@ usual_message(PyObject *record)
     if ((PyObject *)Py_TYPE(record) != out.received) {
         return NULL;
     }
-    PyObject *key = field(record, place.key), *value = field(record, place.value), *headers = field(record, place.headers);
+    PyObject *key = field(record, place.key), *value = field(record, place.value);
+    PyObject *headers = field(record, place.headers);
     if (!PyBytes_CheckExact(value) || !(key == Py_None || PyBytes_CheckExact(key)) || !PyTuple_CheckExact(headers)
         || PyTuple_GET_SIZE(headers) > USUAL_HEADERS) {
         return NULL;

@@ -170,6 +170,13 @@ is_sound(const Simple *value)
     return !is_symbol(value->code) || is_ascii(value->at, value->size);
 }
 
+/* Whether a boolean is true. */
+int
+is_true(const Simple *value)
+{
+    return value->code == 0x41 || (value->code == 0x56 && value->at[0]);
+}
+
 /* Read the content of a fixed width up to eight bytes, in network order. */
 static uint64_t
 read_bits(const Simple *value)
@@ -216,7 +223,7 @@ property_text(const Simple *value, char *letter)
     *letter = letters[value->code];
     switch (*letter) {
     case 'n': Py_RETURN_NONE;
-    case 'b': return PyBytes_FromString(value->code == 0x41 || (value->code == 0x56 && value->at[0]) ? "true" : "false");
+    case 'b': return PyBytes_FromString(is_true(value) ? "true" : "false");
     case 'f': {
         uint32_t bits = read_u32(value->at);
         float narrow;
