@@ -90,6 +90,14 @@ field(PyObject *of, Py_ssize_t place)
     return *(PyObject **)((char *)of + place);
 }
 
+/* Set a field of an object that is not frozen, or that nobody else has seen; it steals the reference to the value. */
+static inline void
+set_field(PyObject *of, Py_ssize_t place, PyObject *value)
+{
+    PyObject **kept = (PyObject **)((char *)of + place);
+    Py_SETREF(*kept, value);
+}
+
 /* Check the number of arguments; -1, with a TypeError, when it is wrong. */
 static inline int
 check_count(const char *name, Py_ssize_t given, Py_ssize_t wanted)

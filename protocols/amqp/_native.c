@@ -54,8 +54,7 @@ change(PyObject *link, Py_ssize_t place, Py_ssize_t by)
     if (!number) {
         return -1;
     }
-    PyObject **kept = (PyObject **)((char *)link + place);
-    Py_SETREF(*kept, number);
+    set_field(link, place, number);
     return 0;
 }
 

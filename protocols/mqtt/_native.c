@@ -50,11 +50,11 @@ typedef struct {
 static Verdict
 take_topic(Run *run, const unsigned char *at, Py_ssize_t size, const Found *found, PyObject **topic)
 {
-    if (found->alias > run->alias_maximum) {
+    if (found->alias_number > run->alias_maximum) {
         return LEFT;
     }
     if (!size) {
-        PyObject *known = found->alias ? PyDict_GetItemWithError(run->aliases, found->values[ALIAS]) : NULL;
+        PyObject *known = found->alias ? PyDict_GetItemWithError(run->aliases, found->alias) : NULL;
         if (known == NULL) {
             return PyErr_Occurred() ? FAILED : LEFT;
         }
@@ -119,10 +119,8 @@ take_publish(Run *run, Py_ssize_t start, Py_ssize_t end)
     if (at > end) {
         return LEFT;
     }
-    Found found;
-    memset(found.values, 0, sizeof found.values);
-    found.count = found.alias = 0;
-    PyObject *topic = NULL, *payload = NULL, *properties = NULL, *packet_id = PyLong_FromLong(number);
+    Found found = {0};
+    PyObject *topic = NULL, *payload = NULL, *packet_id = PyLong_FromLong(number);
     Verdict verdict = packet_id ? TAKEN : FAILED;
     bool counted = qos > 0;
     if (verdict == TAKEN && qos == 2) {
@@ -134,7 +132,7 @@ take_publish(Run *run, Py_ssize_t start, Py_ssize_t end)
         verdict = LEFT;
     }
     if (verdict == TAKEN && run->v5) {
-        verdict = take_properties(data, &at, end, &properties, &found);
+        verdict = take_properties(data, &at, end, &found);
     }
     if (verdict == TAKEN) {
         verdict = take_topic(run, data + start + 2, topic_size, &found, &topic);
@@ -146,14 +144,14 @@ take_publish(Run *run, Py_ssize_t start, Py_ssize_t end)
     if (verdict == TAKEN) {
         PyObject *const event[] = {
             topic, payload, PyTuple_GET_ITEM(row, 0), PyTuple_GET_ITEM(row, 1), PyTuple_GET_ITEM(row, 2), packet_id,
-            properties ? properties : Py_None,
+            found.properties ? found.properties : Py_None,
         };
-        verdict = append_publish(run, event, found.values[ALIAS], topic_size > 0, qos, counted);
+        verdict = append_publish(run, event, found.alias, topic_size > 0, qos, counted);
     }
-    clear_found(&found);
+    Py_XDECREF(found.properties);
+    Py_XDECREF(found.pairs);
     Py_XDECREF(topic);
     Py_XDECREF(payload);
-    Py_XDECREF(properties);
     Py_XDECREF(packet_id);
     return verdict;
 }
