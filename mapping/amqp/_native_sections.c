@@ -94,14 +94,6 @@ put(Message *message, PyObject *name, PyObject *value)
     return TAKEN;
 }
 
-static void
-set_key(Message *message, PyObject *key)
-{
-    PyObject *before = message->key;
-    message->key = key;
-    Py_XDECREF(before);
-}
-
 Verdict
 take_header(Message *message, const Section *section)
 {
@@ -212,7 +204,7 @@ take_annotations(Message *message, const Section *section)
             if (!key) {
                 return FAILED;
             }
-            set_key(message, key);
+            Py_XSETREF(message->key, key);
             message->own_key = 1;
         }
         else if (IS_NAMED(&name, "x-opt-bridge.partition")) {
@@ -310,7 +302,7 @@ take_properties(Message *message, const Section *section)
             return verdict;
         }
         if (index == GROUP_ID && !message->own_key) {
-            set_key(message, Py_NewRef(text)); /* the header holds the other reference */
+            Py_XSETREF(message->key, Py_NewRef(text)); /* the header holds the other reference */
         }
     }
     if (place != section->end) {

@@ -49,14 +49,6 @@ add_header(Headers *headers, PyObject *header_name, PyObject *value)
     return header != NULL;
 }
 
-static PyObject *
-encoded(PyObject *text)
-{
-    Py_ssize_t size;
-    const char *data = PyUnicode_AsUTF8AndSize(text, &size);
-    return data ? PyBytes_FromStringAndSize(data, size) : NULL;
-}
-
 /* Add a header for a text or bytes property, if it is not None. */
 static bool
 add_property(Headers *headers, PyObject *value, PyObject *header_name)
@@ -64,7 +56,7 @@ add_property(Headers *headers, PyObject *value, PyObject *header_name)
     if (value == Py_None) {
         return true;
     }
-    PyObject *content = PyUnicode_Check(value) ? encoded(value) : Py_NewRef(value);
+    PyObject *content = PyUnicode_Check(value) ? PyUnicode_AsUTF8String(value) : Py_NewRef(value);
     bool added = add_header(headers, header_name, content);
     Py_XDECREF(content);
     return added;
@@ -117,7 +109,7 @@ add_pairs(Headers *headers, PyObject *pairs)
             return false;
         }
         PyObject *stored = stored_name(PyTuple_GET_ITEM(pair, 0));
-        PyObject *value = stored ? encoded(PyTuple_GET_ITEM(pair, 1)) : NULL;
+        PyObject *value = stored ? PyUnicode_AsUTF8String(PyTuple_GET_ITEM(pair, 1)) : NULL;
         bool added = add_header(headers, stored, value);
         Py_XDECREF(value);
         Py_XDECREF(stored);

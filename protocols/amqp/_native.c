@@ -386,7 +386,7 @@ set_up(PyObject *Py_UNUSED(module))
         {&py.accepted, "deliveries", &at.accepted.deliveries},
     };
     py.address = PyUnicode_InternFromString("address");
-    return py.address && look_up_proton() == 0 && look_up_events() == 0 && LOOK_UP(wanted) == 0
+    return py.address && look_up_proton() == 0 && LOOK_UP(wanted) == 0
                    && FIND_FIELDS(places) == 0
                ? 0
                : -1;

@@ -43,8 +43,6 @@ extern struct Proton pn;
 /* The pointer to one of proton's objects from its address as an int; NULL with an exception on failure. */
 void *pointer_of(PyObject *address);
 
-/* For the module's set-up, in this order. */
-int look_up_proton(void);
-int look_up_events(void);
+int look_up_proton(void); /* for the module's set-up */
 
 #endif
