@@ -49,7 +49,8 @@ take_compound(Message *message, const Section *section)
     PyObject *body = PyObject_CallFunction(py.to_value, "O[(innn)]", message->data, section->code,
                                            (Py_ssize_t)(section->start - data), (Py_ssize_t)(section->value - data),
                                            (Py_ssize_t)(section->end - data));
-    if (!body) { /* the reference raises the error again */
+    if (!body || (PyObject *)Py_TYPE(body) != py.stored_body) { /* the reference raises the error again */
+        Py_XDECREF(body);
         PyErr_Clear();
         return LEFT;
     }

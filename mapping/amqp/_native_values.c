@@ -250,23 +250,9 @@ id_text(const Simple *value)
     switch (value->code) {
     case 0x44: case 0x53: case 0x80: return decimal_behind("AMQP_ULONG:", 0, read_bits(value));
     case 0x98: return uuid_behind("AMQP_UUID:", value->at);
-    case 0xA0: {
-        char text[12 + 2 * 255] = "AMQP_BINARY:";
-        return PyBytes_FromStringAndSize(text, write_hex(text + 12, value->at, value->size) - text);
-    }
     case 0xA1: case 0xA3: case 0xB1: {
-        if (!is_utf8(value->at, value->size)) {
-            return NULL;
-        }
-        if (value->size < 5 || memcmp(value->at, "AMQP_", 5)) {
-            return bytes_of(value->at, value->size);
-        }
-        if (value->size > 255) {
-            return NULL;
-        }
-        char text[12 + 255] = "AMQP_STRING:";
-        memcpy(text + 12, value->at, value->size);
-        return PyBytes_FromStringAndSize(text, (Py_ssize_t)(12 + value->size));
+        int is_escaped = value->size >= 5 && !memcmp(value->at, "AMQP_", 5);
+        return is_escaped || !is_utf8(value->at, value->size) ? NULL : bytes_of(value->at, value->size);
     }
     default: return NULL;
     }
