@@ -116,7 +116,6 @@ is_binary(uint8_t code)
     return code == 0xA0 || code == 0xB0;
 }
 
-int is_ascii(const uint8_t *at, size_t size);
 int is_utf8(const uint8_t *at, size_t size);
 PyObject *bytes_of(const uint8_t *at, size_t size);
 char *write_hex(char *out, const uint8_t *at, size_t size);

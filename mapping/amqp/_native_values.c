@@ -3,7 +3,7 @@
 
 /* Bytes */
 
-int
+static int
 is_ascii(const uint8_t *at, size_t size)
 {
     for (; size >= 8; at += 8, size -= 8) {

@@ -46,16 +46,15 @@ typedef struct {
 static int
 change(PyObject *link, Py_ssize_t place, Py_ssize_t by)
 {
-    Py_ssize_t before = by ? PyLong_AsSsize_t(field(link, place)) : 0;
-    if (!by || (before == -1 && PyErr_Occurred())) {
-        return by ? -1 : 0;
+    if (!by) {
+        return 0;
     }
-    PyObject *number = PyLong_FromSsize_t(before + by);
-    if (!number) {
-        return -1;
+    Py_ssize_t before = PyLong_AsSsize_t(field(link, place));
+    PyObject *number = before == -1 && PyErr_Occurred() ? NULL : PyLong_FromSsize_t(before + by);
+    if (number) {
+        set_field(link, place, number);
     }
-    set_field(link, place, number);
-    return 0;
+    return number ? 0 : -1;
 }
 
 /* Write the run's changes to its link, and clear the run. An error that is set stays set. */
