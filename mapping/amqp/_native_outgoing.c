@@ -8,6 +8,7 @@
 #include <inttypes.h>
 
 #define USUAL_HEADERS 4        /* a record with more headers is left to the reference */
+#define CACHE_SLOTS 4096       /* cached tuples of headers */
 #define CACHED_BYTES 100       /* the size of a cached header */
 #define COORDINATES 7          /* annotations of a usual message */
 
@@ -16,8 +17,7 @@ static struct {
     PyObject *received;       /* the type Received */
     PyObject *from_record;    /* the reference for one record */
     PyObject *partition_head; /* function: the annotations before the offset, cached */
-    PyObject *few_headers;    /* function: the bare message's sections for some headers, cached */
-    PyObject *long_headers;   /* the same without the cache */
+    PyObject *few_headers;    /* function: the bare message's sections for some headers */
     PyObject *plain_header, *annotations, *after_offset, *after_sequence, *event_hubs, *key_name; /* constant bytes */
 } out;
 
@@ -26,27 +26,60 @@ static struct {
     Py_ssize_t topic, key, value, headers, timestamp, partition, offset;
 } place;
 
-/* Return the bare message's sections, a new reference; NULL without an error when the headers are not usual. */
-static PyObject *
-bare_of(PyObject *headers)
+static PyObject *cached_headers; /* cache: headers -> the bare message's sections; many records share their headers */
+
+/* Whether the headers are short enough to be cached. */
+static int
+are_small(PyObject *headers)
 {
-    PyObject *function = out.few_headers;
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(headers); index++) {
+        PyObject *header = PyTuple_GET_ITEM(headers, index);
+        PyObject *content = PyTuple_GET_ITEM(header, 1);
+        Py_ssize_t size = PyUnicode_GET_LENGTH(PyTuple_GET_ITEM(header, 0));
+        if (size + (content == Py_None ? 0 : PyBytes_GET_SIZE(content)) > CACHED_BYTES) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int
+are_headers(PyObject *headers)
+{
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(headers); index++) {
         PyObject *header = PyTuple_GET_ITEM(headers, index);
         if (!PyTuple_CheckExact(header) || PyTuple_GET_SIZE(header) != 2
             || !PyUnicode_CheckExact(PyTuple_GET_ITEM(header, 0))
             || !(PyTuple_GET_ITEM(header, 1) == Py_None || PyBytes_CheckExact(PyTuple_GET_ITEM(header, 1)))) {
-            return NULL;
-        }
-        PyObject *content = PyTuple_GET_ITEM(header, 1);
-        Py_ssize_t size = PyUnicode_GET_LENGTH(PyTuple_GET_ITEM(header, 0));
-        if (size + (content == Py_None ? 0 : PyBytes_GET_SIZE(content)) > CACHED_BYTES) {
-            function = out.long_headers;
+            return 0;
         }
     }
-    PyObject *bare = PyObject_CallOneArg(function, headers);
+    return 1;
+}
+
+/* Return the bare message's sections, a new reference; NULL without an error when the headers are not usual. */
+static PyObject *
+bare_of(PyObject *headers)
+{
+    PyObject *known = PyDict_GetItemWithError(cached_headers, headers);
+    if (known || PyErr_Occurred()) {
+        return Py_XNewRef(known);
+    }
+    if (!are_headers(headers)) {
+        return NULL;
+    }
+    PyObject *bare = PyObject_CallOneArg(out.few_headers, headers);
     if (bare && !PyBytes_CheckExact(bare)) {
-        Py_CLEAR(bare);
+        Py_DECREF(bare);
+        return NULL;
+    }
+    if (bare && are_small(headers)) {
+        if (PyDict_GET_SIZE(cached_headers) >= CACHE_SLOTS) {
+            PyDict_Clear(cached_headers);
+        }
+        if (PyDict_SetItem(cached_headers, headers, bare) < 0) {
+            Py_CLEAR(bare);
+        }
     }
     return bare;
 }
@@ -221,9 +254,6 @@ look_up_outgoing(void)
         {&out.received, "timestamp", &place.timestamp}, {&out.received, "partition", &place.partition},
         {&out.received, "offset", &place.offset},
     };
-    if (LOOK_UP(wanted) < 0 || FIND_FIELDS(places) < 0) {
-        return -1;
-    }
-    out.long_headers = PyObject_GetAttrString(out.few_headers, "__wrapped__");
-    return out.long_headers ? 0 : -1;
+    cached_headers = PyDict_New();
+    return cached_headers && LOOK_UP(wanted) == 0 && FIND_FIELDS(places) == 0 ? 0 : -1;
 }

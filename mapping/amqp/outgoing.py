@@ -176,12 +176,8 @@ def partition_head(topic: str, partition: int) -> bytes:
     return _TOPIC + primitives.string(topic) + _PARTITION + primitives.integer(partition) + _AFTER_PARTITION
 
 
-@functools.lru_cache(maxsize=4096)
 def few_headers(headers: tuple[Header, ...]) -> bytes | None:
-    """Encode the bare message's sections before the body, for a record without special AMQP headers; else None.
-
-    Many records share their headers. C calls it for at most four headers, and without the cache when they are long.
-    """
+    """Encode the bare message's sections before the body, for a record without special AMQP headers; else None."""
     return None if any(name in _SPECIAL for name, _ in headers) else _from_headers(headers)
 
 
