@@ -119,7 +119,9 @@ take_publish(Run *run, Py_ssize_t start, Py_ssize_t end)
     if (at > end) {
         return LEFT;
     }
-    Found found = {0};
+    Found found;
+    found.properties = found.alias = NULL;
+    found.alias_number = found.count = 0;
     PyObject *topic = NULL, *payload = NULL, *packet_id = PyLong_FromLong(number);
     Verdict verdict = packet_id ? TAKEN : FAILED;
     bool counted = qos > 0;
@@ -149,7 +151,9 @@ take_publish(Run *run, Py_ssize_t start, Py_ssize_t end)
         verdict = append_publish(run, event, found.alias, topic_size > 0, qos, counted);
     }
     Py_XDECREF(found.properties);
-    Py_XDECREF(found.pairs);
+    while (found.count) {
+        Py_DECREF(found.pairs[--found.count]);
+    }
     Py_XDECREF(topic);
     Py_XDECREF(payload);
     Py_XDECREF(packet_id);

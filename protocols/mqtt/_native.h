@@ -6,12 +6,15 @@
 
 #include <stdbool.h>
 
+#define PAIRS 1024 /* most user properties of one message; Python handles more */
+
 /* The properties of one PUBLISH. */
 typedef struct {
     PyObject *properties; /* owned; NULL: none */
-    PyObject *pairs;      /* list of user properties; owned; NULL: none */
     PyObject *alias;      /* borrowed from `properties`; NULL: none */
     long alias_number;    /* 0: none */
+    Py_ssize_t count;     /* of pairs */
+    PyObject *pairs[PAIRS]; /* user properties; owned; only the first `count` are set, to save the time */
 } Found;
 
 static inline Py_ssize_t

@@ -104,7 +104,8 @@ take_pair(const unsigned char *data, Py_ssize_t *at, Py_ssize_t stop, Found *fou
 {
     const unsigned char *name_at, *value_at;
     Py_ssize_t name_size, value_size;
-    if (!read_sized(data, at, stop, &name_at, &name_size) || !read_sized(data, at, stop, &value_at, &value_size)) {
+    if (found->count == PAIRS || !read_sized(data, at, stop, &name_at, &name_size)
+        || !read_sized(data, at, stop, &value_at, &value_size)) {
         return LEFT;
     }
     PyObject *name = NULL, *value = NULL, *pair = NULL;
@@ -113,11 +114,12 @@ take_pair(const unsigned char *data, Py_ssize_t *at, Py_ssize_t stop, Found *fou
         verdict = take_text(value_at, value_size, false, &value);
     }
     if (verdict == TAKEN) {
-        found->pairs = found->pairs ? found->pairs : PyList_New(0);
-        pair = found->pairs ? PyTuple_Pack(2, name, value) : NULL;
-        verdict = pair && PyList_Append(found->pairs, pair) == 0 ? TAKEN : FAILED;
+        pair = PyTuple_Pack(2, name, value);
+        verdict = pair ? TAKEN : FAILED;
     }
-    Py_XDECREF(pair);
+    if (pair) {
+        found->pairs[found->count++] = pair;
+    }
     Py_XDECREF(name);
     Py_XDECREF(value);
     return verdict;
@@ -201,10 +203,14 @@ take_properties(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, Found
     while (verdict == TAKEN && *at < stop) {
         verdict = take_property(data, at, stop, found);
     }
-    if (verdict == TAKEN && found->pairs) {
-        PyObject *pairs = PyList_AsTuple(found->pairs);
+    if (verdict == TAKEN && found->count) {
+        PyObject *pairs = PyTuple_New(found->count);
         if (!pairs) {
             return FAILED;
+        }
+        while (found->count) { /* it takes the references over */
+            found->count--;
+            PyTuple_SET_ITEM(pairs, found->count, found->pairs[found->count]);
         }
         set_field(found->properties, user_place, pairs);
     }
