@@ -7,16 +7,16 @@
  *
  * Handled are messages of these sections, each with its descriptor as a ulong of one or eight bytes:
  *   header, message annotations, properties, application properties   all optional, in short and long form
- *   Data sections, or an amqp-value that is a string, a binary or null   in short and long form
- * whose values are simple types: no compound, no array, no described value, no char, no decimal.
+ *   one Data section, or an amqp-value that is a string, a binary or null   in short and long form
+ * whose values are simple types: no compound, no array, no described value, no char, no decimal. Other bodies of one
+ * section are converted in Python.
  */
 #include "mapping/amqp/_native.h"
-
-#include <structmember.h>
 
 #define NOW_LIMIT (INT64_C(1) << 60) /* epoch milliseconds; below it, adding a ttl cannot overflow */
 
 struct Constants py;
+struct Places fields_at;
 
 /* Messages */
 
@@ -59,7 +59,7 @@ take_message(Message *message)
         if (message->expiry <= message->now) {
             return LEFT;
         }
-        verdict = put(message, py.properties[EXPIRY], decimal(message->expiry));
+        verdict = put(message, property_name(EXPIRY), decimal(message->expiry));
         if (verdict != TAKEN) {
             return verdict;
         }
@@ -76,7 +76,7 @@ take_message(Message *message)
 static PyObject *
 all_headers(Message *message)
 {
-    PyObject *common = message->to->headers;
+    PyObject *common = field(message->to->destination, fields_at.headers);
     if (!message->count) {
         return Py_NewRef(common);
     }
@@ -99,14 +99,20 @@ static PyObject *
 make_record(Message *message)
 {
     const Mapper *to = message->to;
+    PyObject *of = to->destination;
     PyObject *headers = all_headers(message);
     PyObject *timestamp = message->stamped ? PyLong_FromLongLong(message->timestamp) : Py_NewRef(Py_None);
-    PyObject *partition = message->partition == to->partition_number ? Py_NewRef(to->partition)
+    PyObject *partition = message->partition == to->partition_number ? Py_NewRef(field(of, fields_at.partition))
                                                                      : PyLong_FromLongLong(message->partition);
     PyObject *record = NULL;
     if (headers && timestamp && partition) {
         PyObject *fields[] = {
-            to->topic, message->key ? message->key : to->key, message->value, headers, timestamp, partition,
+            field(of, fields_at.topic),
+            message->key ? message->key : field(of, fields_at.key),
+            message->value,
+            headers,
+            timestamp,
+            partition,
         };
         record = PyObject_Vectorcall(py.record, fields, 6, NULL);
     }
@@ -157,55 +163,37 @@ map_message(Mapper *self, PyObject *const *arguments, Py_ssize_t count)
     return PyObject_Vectorcall(py.to_record, all, 3, NULL);
 }
 
-static int64_t
-integer_of(PyObject *from, const char *name)
-{
-    PyObject *found = PyObject_GetAttrString(from, name);
-    int64_t value = found ? PyLong_AsLongLong(found) : -1;
-    Py_XDECREF(found);
-    return value;
-}
-
-static PyObject *
-text_of(PyObject *from, const char *name)
-{
-    PyObject *found = PyObject_GetAttrString(from, name);
-    PyObject *encoded = found ? PyUnicode_AsUTF8String(found) : NULL;
-    Py_XDECREF(found);
-    return encoded;
-}
-
-/* Read the destination's fields; -1 with an exception when one is missing or has the wrong type. */
+/* Take what is read of a destination for each message; -1 with an exception when a field has the wrong type. */
 static int
 fill(Mapper *self, PyObject *destination)
 {
+    PyObject *partition = field(destination, fields_at.partition), *headers = field(destination, fields_at.headers);
     self->destination = Py_NewRef(destination);
-    self->topic = PyObject_GetAttrString(destination, "topic");
-    self->key = PyObject_GetAttrString(destination, "key");
-    self->partition = PyObject_GetAttrString(destination, "partition");
-    self->headers = PyObject_GetAttrString(destination, "headers");
-    self->address = PyObject_GetAttrString(destination, "address_bytes");
-    self->user = text_of(destination, "user");
-    if (!self->topic || !self->key || !self->partition || !self->headers || !self->address || !self->user) {
+    self->user = PyUnicode_AsUTF8String(field(destination, fields_at.user));
+    if (!self->user) {
         return -1;
     }
-    if (!PyTuple_Check(self->headers) || !PyBytes_Check(self->address)) {
+    if (!PyTuple_Check(headers) || !PyBytes_Check(field(destination, fields_at.address))) {
         PyErr_SetString(PyExc_TypeError, "a destination's headers are a tuple, its address is bytes");
         return -1;
     }
-    self->before = integer_of(destination, "before_ms");
-    self->after = PyErr_Occurred() ? -1 : integer_of(destination, "after_ms");
-    self->partitions = PyErr_Occurred() ? -1 : integer_of(destination, "partitions");
-    if (PyErr_Occurred()) {
-        return -1;
-    }
-    self->partition_number = self->partition == Py_None ? -1 : PyLong_AsLongLong(self->partition);
-    if (PyErr_Occurred()) {
-        return -1;
-    }
-    if (self->before < 0 || self->after < 0 || self->partition_number < -1) {
-        PyErr_SetString(PyExc_ValueError, "a negative number in a destination");
-        return -1;
+    const struct {
+        PyObject *number;
+        int64_t *found;
+    } numbers[] = {
+        {field(destination, fields_at.before), &self->before},
+        {field(destination, fields_at.after), &self->after},
+        {field(destination, fields_at.partitions), &self->partitions},
+        {partition == Py_None ? NULL : partition, &self->partition_number},
+    };
+    for (size_t index = 0; index < sizeof numbers / sizeof numbers[0]; index++) {
+        *numbers[index].found = numbers[index].number ? PyLong_AsLongLong(numbers[index].number) : -1;
+        if (numbers[index].number && *numbers[index].found < 0) {
+            if (!PyErr_Occurred()) {
+                PyErr_SetString(PyExc_ValueError, "a negative number in a destination");
+            }
+            return -1;
+        }
     }
     return 0;
 }
@@ -216,6 +204,10 @@ mapper_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
     PyObject *destination;
     static char *names[] = {"", NULL};
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O:Mapper", names, &destination)) {
+        return NULL;
+    }
+    if ((PyObject *)Py_TYPE(destination) != py.destination) {
+        PyErr_Format(PyExc_TypeError, "a Destination, not %.100s", Py_TYPE(destination)->tp_name);
         return NULL;
     }
     Mapper *self = (Mapper *)type->tp_alloc(type, 0);
@@ -230,11 +222,6 @@ mapper_dealloc(Mapper *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     Py_XDECREF(self->destination);
-    Py_XDECREF(self->topic);
-    Py_XDECREF(self->key);
-    Py_XDECREF(self->partition);
-    Py_XDECREF(self->headers);
-    Py_XDECREF(self->address);
     Py_XDECREF(self->user);
     type->tp_free(self);
     Py_DECREF(type);
@@ -271,12 +258,10 @@ static PyType_Spec mapper_spec = {
 /* Module */
 
 static int
-look_up_all(PyObject *Py_UNUSED(module))
+set_up(PyObject *module)
 {
-    static const struct {
-        const char *module, *name;
-        PyObject **found;
-    } wanted[] = {
+    PyObject *window;
+    const Wanted wanted[] = {
         {"mapping.record", "AMQP_DURABLE", &py.durable},
         {"mapping.record", "AMQP_PRIORITY", &py.priority},
         {"mapping.record", "AMQP_TYPES", &py.types},
@@ -287,23 +272,31 @@ look_up_all(PyObject *Py_UNUSED(module))
         {"mapping.amqp.body", "JSON_TYPE", &py.json},
         {"mapping.amqp.body", "to_value", &py.to_value},
         {"mapping.amqp.incoming", "to_record", &py.to_record},
+        {"mapping.amqp.incoming", "CREATION_WINDOW_MS", &window},
+        {"mapping.amqp.fields", "PROPERTIES", &py.properties},
+        {"mapping.amqp.fields", "Destination", &py.destination},
+        {"mapping.amqp.body", "Body", &py.stored_body},
     };
-    static const char *const properties[PROPERTIES_LIMIT] = {
-        "MESSAGE_ID", "USER_ID", "TO", "SUBJECT", "REPLY_TO", "CORRELATION_ID", "CONTENT_TYPE", "CONTENT_ENCODING",
-        "EXPIRY", "CREATION_TIME", "GROUP_ID", "GROUP_SEQUENCE", "REPLY_TO_GROUP_ID",
+    static const Place places[] = {
+        {&py.destination, "topic", &fields_at.topic},
+        {&py.destination, "address_bytes", &fields_at.address},
+        {&py.destination, "partition", &fields_at.partition},
+        {&py.destination, "key", &fields_at.key},
+        {&py.destination, "user", &fields_at.user},
+        {&py.destination, "headers", &fields_at.headers},
+        {&py.destination, "before_ms", &fields_at.before},
+        {&py.destination, "after_ms", &fields_at.after},
+        {&py.destination, "partitions", &fields_at.partitions},
+        {&py.stored_body, "value", &fields_at.value},
+        {&py.stored_body, "form", &fields_at.form},
+        {&py.stored_body, "exact", &fields_at.exact},
+        {&py.stored_body, "is_json", &fields_at.is_json},
     };
-    for (size_t index = 0; index < sizeof wanted / sizeof wanted[0]; index++) {
-        if (look_up(wanted[index].module, wanted[index].name, wanted[index].found) < 0) {
-            return -1;
-        }
+    if (LOOK_UP(wanted) < 0 || FIND_FIELDS(places) < 0) {
+        return -1;
     }
-    for (size_t index = 0; index < PROPERTIES_LIMIT; index++) {
-        if (look_up("mapping.record", properties[index], &py.properties[index]) < 0) {
-            return -1;
-        }
-    }
-    PyObject *window;
-    if (look_up("mapping.amqp.incoming", "CREATION_WINDOW_MS", &window) < 0) {
+    if (!PyTuple_Check(py.properties) || PyTuple_GET_SIZE(py.properties) != PROPERTIES_LIMIT) {
+        PyErr_SetString(PyExc_ImportError, "the names of all properties are a tuple");
         return -1;
     }
     py.window = PyLong_AsLongLong(window);
@@ -312,19 +305,10 @@ look_up_all(PyObject *Py_UNUSED(module))
     py.text_form = PyBytes_FromString("v:str");
     py.binary_form = PyBytes_FromString("v:bin");
     py.null_form = PyBytes_FromString("v:null");
-    return py.one && py.text_form && py.binary_form && py.null_form && !PyErr_Occurred() ? 0 : -1;
-}
-
-static int
-add_type(PyObject *module)
-{
-    PyObject *type = PyType_FromModuleAndSpec(module, &mapper_spec, NULL);
-    if (!type) {
+    if (!py.one || !py.text_form || !py.binary_form || !py.null_form || PyErr_Occurred()) {
         return -1;
     }
-    int failed = PyModule_AddType(module, (PyTypeObject *)type);
-    Py_DECREF(type);
-    return failed;
+    return look_up_outgoing() < 0 ? -1 : add_type(module, &mapper_spec);
 }
 
 static PyMethodDef functions[] = {
@@ -332,24 +316,5 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, refuse_when_switched_off},
-    {Py_mod_exec, look_up_all},
-    {Py_mod_exec, look_up_outgoing},
-    {Py_mod_exec, add_type},
-    {0, NULL},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "mapping.amqp._native",
-    .m_doc = PyDoc_STR("Between AMQP messages and records, in C; incoming.py and outgoing.py are the same in Python."),
-    .m_methods = functions,
-    .m_slots = slots,
-};
-
-PyMODINIT_FUNC
-PyInit__native(void)
-{
-    return PyModuleDef_Init(&definition);
-}
+NATIVE_MODULE("mapping.amqp._native",
+              "Between AMQP messages and records, in C; incoming.py and outgoing.py are the same in Python.")

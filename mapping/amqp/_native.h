@@ -6,8 +6,6 @@
 
 #include <stdint.h>
 
-typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; left to the reference; done */
-
 #define PROPERTIES_LIMIT 13    /* part 3.2.4 */
 #define APPLICATION_LIMIT 256  /* entries of application properties; a message with more is left to the reference */
 #define HEADERS_LIMIT (PROPERTIES_LIMIT + APPLICATION_LIMIT + 8)
@@ -23,26 +21,39 @@ enum {
 /* Objects that are imported once from the Python modules, so that every name is defined in one place. */
 struct Constants {
     PyObject *durable, *priority, *types, *body, *sections; /* header names */
-    PyObject *properties[PROPERTIES_LIMIT];                 /* header names, in the order of part 3.2.4 */
+    PyObject *properties;                                   /* tuple of header names, in the order of part 3.2.4 */
     PyObject *one, *text_form, *binary_form, *null_form;    /* header values */
     PyObject *json;        /* a header value: the content type of JSON */
     PyObject *header_name; /* function: the header name for an application property's name */
     PyObject *to_value;    /* function: converts a body that is not converted in C */
     PyObject *to_record;   /* function: the reference */
-    PyObject *record;      /* the type Record */
+    PyObject *record, *destination, *stored_body; /* the types Record, Destination, Body */
     int64_t window;        /* CREATION_WINDOW_MS */
 };
 extern struct Constants py;
 
+/* Positions of fields of a Destination and a Body. */
+struct Places {
+    Py_ssize_t topic, address, partition, key, user, headers, before, after, partitions;
+    Py_ssize_t value, form, exact, is_json;
+};
+extern struct Places fields_at;
+
+/* The header name of a property. */
+static inline PyObject *
+property_name(uint32_t index)
+{
+    return PyTuple_GET_ITEM(py.properties, index);
+}
+
 /* Maps the messages of one destination. */
 typedef struct {
     PyObject_HEAD
-    Py_ssize_t left;                                     /* messages mapped by the reference */
-    PyObject *destination;
-    PyObject *topic, *key, *partition, *headers;         /* shared by its records */
-    PyObject *address, *user;                            /* bytes */
-    int64_t before, after;                               /* limits of a timestamp, in ms before and after now */
-    int64_t partitions, partition_number;                /* partition_number is -1 when the address names none */
+    Py_ssize_t left;                       /* messages mapped by the reference */
+    PyObject *destination;                 /* a Destination, which is frozen */
+    PyObject *user;                        /* its user as bytes */
+    int64_t before, after;                 /* limits of a timestamp, in ms before and after now */
+    int64_t partitions, partition_number;  /* partition_number is -1 when the address names none */
 } Mapper;
 
 /* One message while it is mapped; it owns references in `headers`, `key` and `value`. */
@@ -80,12 +91,6 @@ read_u32(const uint8_t *at)
     return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
 }
 
-static inline uint64_t
-read_u64(const uint8_t *at)
-{
-    return (uint64_t)read_u32(at) << 32 | read_u32(at + 4);
-}
-
 /* Two's complement without implementation-defined conversions. */
 static inline int64_t
 as_signed(uint64_t raw)
@@ -111,13 +116,14 @@ is_binary(uint8_t code)
     return code == 0xA0 || code == 0xB0;
 }
 
-int is_ascii(const uint8_t *at, size_t size);
 int is_utf8(const uint8_t *at, size_t size);
 PyObject *bytes_of(const uint8_t *at, size_t size);
 char *write_hex(char *out, const uint8_t *at, size_t size);
 PyObject *decimal(int64_t value);
 Verdict read_simple(const uint8_t **place, const uint8_t *end, Simple *found);
 int is_sound(const Simple *value);
+int is_true(const Simple *value);
+int64_t read_signed(const Simple *value);
 int read_integer(const Simple *value, int64_t *found);
 int read_uint(const Simple *value, int64_t *found);
 PyObject *property_text(const Simple *value, char *letter);
@@ -139,6 +145,6 @@ Verdict take_body(Message *message, const Section *section, const uint8_t *end);
 /* Records to messages: `_native_outgoing.c` */
 
 PyObject *from_records(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
-int look_up_outgoing(PyObject *module);
+int look_up_outgoing(void);
 
 #endif

@@ -5,97 +5,30 @@
  */
 #include "mapping/amqp/_native.h"
 
+#include <inttypes.h>
+
 #define USUAL_HEADERS 4        /* a record with more headers is left to the reference */
-#define CACHE_SLOTS 4096       /* cached tuples of headers, and cached partitions; a power of two */
+#define CACHE_SLOTS 4096       /* cached tuples of headers */
 #define CACHED_BYTES 100       /* the size of a cached header */
 #define COORDINATES 7          /* annotations of a usual message */
 
 /* Objects that are imported once from the Python modules. */
 static struct {
-    PyObject *received;                                                  /* the type Received */
-    PyObject *topic, *key, *value, *headers, *timestamp, *partition, *offset; /* its fields' names */
+    PyObject *received;       /* the type Received */
     PyObject *from_record;    /* the reference for one record */
-    PyObject *partition_head; /* function: the annotations before the offset */
+    PyObject *partition_head; /* function: the annotations before the offset, cached */
     PyObject *few_headers;    /* function: the bare message's sections for some headers */
     PyObject *plain_header, *annotations, *after_offset, *after_sequence, *event_hubs, *key_name; /* constant bytes */
 } out;
 
+/* Positions of fields of Received. */
+static struct {
+    Py_ssize_t topic, key, value, headers, timestamp, partition, offset;
+} place;
+
 static PyObject *cached_headers; /* cache: headers -> the bare message's sections; many records share their headers */
 
-/* Cache: the annotations before the offset, by topic and partition. */
-static struct {
-    PyObject *topic, *head;
-    int64_t partition;
-} cached_heads[CACHE_SLOTS];
-
-/* Fields of a record, owned. */
-typedef struct {
-    PyObject *topic, *key, *value, *headers;
-    int64_t timestamp, partition, offset;
-} Fields;
-
-static int
-read_number(PyObject *record, PyObject *name, int64_t *found)
-{
-    PyObject *value = PyObject_GetAttr(record, name);
-    *found = value ? PyLong_AsLongLong(value) : -1;
-    Py_XDECREF(value);
-    return *found == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
-/* Read a record's fields; LEFT when it is no `Received` or a field has an unusual type or value. */
-static Verdict
-read_fields(PyObject *record, Fields *found)
-{
-    *found = (Fields){0};
-    if (Py_TYPE(record) != (PyTypeObject *)out.received) {
-        return LEFT;
-    }
-    found->topic = PyObject_GetAttr(record, out.topic);
-    found->key = found->topic ? PyObject_GetAttr(record, out.key) : NULL;
-    found->value = found->key ? PyObject_GetAttr(record, out.value) : NULL;
-    found->headers = found->value ? PyObject_GetAttr(record, out.headers) : NULL;
-    if (!found->headers || read_number(record, out.timestamp, &found->timestamp) < 0
-        || read_number(record, out.partition, &found->partition) < 0
-        || read_number(record, out.offset, &found->offset) < 0) {
-        PyErr_Clear();
-        return LEFT;
-    }
-    int usual = PyUnicode_CheckExact(found->topic) && PyBytes_CheckExact(found->value)
-        && (found->key == Py_None || PyBytes_CheckExact(found->key)) && PyTuple_CheckExact(found->headers)
-        && PyTuple_GET_SIZE(found->headers) <= USUAL_HEADERS && found->offset >= 0;
-    return usual ? TAKEN : LEFT;
-}
-
-static void
-drop_fields(Fields *fields)
-{
-    Py_XDECREF(fields->topic);
-    Py_XDECREF(fields->key);
-    Py_XDECREF(fields->value);
-    Py_XDECREF(fields->headers);
-}
-
-/* Return the encoded annotations before the offset, a new reference; NULL with an exception. */
-static PyObject *
-head_of(const Fields *fields)
-{
-    uint64_t hash = (uint64_t)PyObject_Hash(fields->topic) ^ (uint64_t)fields->partition * 31;
-    size_t place = (size_t)((hash ^ hash >> 12) % CACHE_SLOTS);
-    PyObject *known = cached_heads[place].topic;
-    if (known && cached_heads[place].partition == fields->partition
-        && (known == fields->topic || PyUnicode_Compare(known, fields->topic) == 0)) {
-        return Py_NewRef(cached_heads[place].head);
-    }
-    PyObject *head = PyObject_CallFunction(out.partition_head, "OL", fields->topic, (long long)fields->partition);
-    if (head && PyBytes_CheckExact(head)) {
-        Py_XSETREF(cached_heads[place].topic, Py_NewRef(fields->topic));
-        Py_XSETREF(cached_heads[place].head, Py_NewRef(head));
-        cached_heads[place].partition = fields->partition;
-    }
-    return head;
-}
-
+/* Whether the headers are short enough to be cached. */
 static int
 are_small(PyObject *headers)
 {
@@ -197,43 +130,42 @@ sized(PyObject *bytes)
 
 /* Build the message of a usual record. */
 static PyObject *
-write_message(const Fields *fields, PyObject *head, PyObject *bare)
+write_message(PyObject *key, PyObject *value, int64_t offset, int64_t timestamp, PyObject *head, PyObject *bare)
 {
     char number[24];
-    int digits = snprintf(number, sizeof number, "%lld", (long long)fields->offset);
-    PyObject *key = fields->key;
+    int digits = snprintf(number, sizeof number, "%" PRId64, offset);
     Py_ssize_t items = PyBytes_GET_SIZE(head) + 8 + PyBytes_GET_SIZE(out.after_offset) + 8
         + PyBytes_GET_SIZE(out.after_sequence) + 8 + PyBytes_GET_SIZE(out.event_hubs) + 1 + digits
         + PyBytes_GET_SIZE(out.key_name) + (key == Py_None ? 1 : sized(key));
     Py_ssize_t total = PyBytes_GET_SIZE(out.plain_header) + PyBytes_GET_SIZE(out.annotations) + 8 + items
-        + PyBytes_GET_SIZE(bare) + 3 + sized(fields->value);
+        + PyBytes_GET_SIZE(bare) + 3 + sized(value);
     PyObject *message = PyBytes_FromStringAndSize(NULL, total);
     if (!message) {
         return NULL;
     }
-    char *at = write_bytes(PyBytes_AS_STRING(message), out.plain_header);
-    at = write_bytes(at, out.annotations);
-    at = write_u32(at, (uint32_t)items + 4);
-    at = write_u32(at, 2 * COORDINATES);
-    at = write_bytes(at, head);
-    at = write_bytes(write_u64(at, (uint64_t)fields->offset), out.after_offset);
-    at = write_bytes(write_u64(at, (uint64_t)fields->offset), out.after_sequence);
-    at = write_bytes(write_u64(at, (uint64_t)fields->timestamp), out.event_hubs);
-    *at++ = (char)digits;
-    memcpy(at, number, (size_t)digits);
-    at = write_bytes(at + digits, out.key_name);
+    char *to = write_bytes(PyBytes_AS_STRING(message), out.plain_header);
+    to = write_bytes(to, out.annotations);
+    to = write_u32(to, (uint32_t)items + 4);
+    to = write_u32(to, 2 * COORDINATES);
+    to = write_bytes(to, head);
+    to = write_bytes(write_u64(to, (uint64_t)offset), out.after_offset);
+    to = write_bytes(write_u64(to, (uint64_t)offset), out.after_sequence);
+    to = write_bytes(write_u64(to, (uint64_t)timestamp), out.event_hubs);
+    *to++ = (char)digits;
+    memcpy(to, number, (size_t)digits);
+    to = write_bytes(to + digits, out.key_name);
     if (key == Py_None) {
-        *at++ = 0x40;
+        *to++ = 0x40;
     }
     else {
         int text = is_utf8((const uint8_t *)PyBytes_AS_STRING(key), (size_t)PyBytes_GET_SIZE(key));
-        at = write_sized(at, text ? 0xA1 : 0xA0, key);
+        to = write_sized(to, text ? 0xA1 : 0xA0, key);
     }
-    at = write_bytes(at, bare);
-    *at++ = 0x00;
-    *at++ = 0x53;
-    *at++ = DATA;
-    write_sized(at, 0xA0, fields->value);
+    to = write_bytes(to, bare);
+    *to++ = 0x00;
+    *to++ = 0x53;
+    *to++ = DATA;
+    write_sized(to, 0xA0, value);
     return message;
 }
 
@@ -241,16 +173,29 @@ write_message(const Fields *fields, PyObject *head, PyObject *bare)
 static PyObject *
 usual_message(PyObject *record)
 {
-    Fields fields;
-    PyObject *message = NULL;
-    if (read_fields(record, &fields) == TAKEN) {
-        PyObject *bare = bare_of(fields.headers);
-        PyObject *head = bare ? head_of(&fields) : NULL;
-        message = head ? write_message(&fields, head, bare) : NULL;
-        Py_XDECREF(bare);
-        Py_XDECREF(head);
+    if ((PyObject *)Py_TYPE(record) != out.received) {
+        return NULL;
     }
-    drop_fields(&fields);
+    PyObject *key = field(record, place.key), *value = field(record, place.value);
+    PyObject *headers = field(record, place.headers);
+    if (!PyBytes_CheckExact(value) || !(key == Py_None || PyBytes_CheckExact(key)) || !PyTuple_CheckExact(headers)
+        || PyTuple_GET_SIZE(headers) > USUAL_HEADERS) {
+        return NULL;
+    }
+    int64_t offset = PyLong_AsLongLong(field(record, place.offset));
+    int64_t timestamp = PyErr_Occurred() ? -1 : PyLong_AsLongLong(field(record, place.timestamp));
+    if (PyErr_Occurred()) { /* too large, or no numbers: the reference raises the error */
+        PyErr_Clear();
+        return NULL;
+    }
+    PyObject *bare = offset < 0 ? NULL : bare_of(headers), *message = NULL;
+    if (bare) {
+        PyObject *arguments[] = {field(record, place.topic), field(record, place.partition)};
+        PyObject *head = PyObject_Vectorcall(out.partition_head, arguments, 2, NULL);
+        message = head && PyBytes_CheckExact(head) ? write_message(key, value, offset, timestamp, head, bare) : NULL;
+        Py_XDECREF(head);
+        Py_DECREF(bare);
+    }
     return message;
 }
 
@@ -289,36 +234,26 @@ from_records(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t
 }
 
 int
-look_up_outgoing(PyObject *Py_UNUSED(module))
+look_up_outgoing(void)
 {
-    static const struct {
-        const char *name;
-        PyObject **found;
-    } wanted[] = {
-        {"from_record", &out.from_record},
-        {"partition_head", &out.partition_head},
-        {"few_headers", &out.few_headers},
-        {"PLAIN_HEADER", &out.plain_header},
-        {"ANNOTATIONS", &out.annotations},
-        {"AFTER_OFFSET", &out.after_offset},
-        {"AFTER_SEQUENCE", &out.after_sequence},
-        {"EVENT_HUBS_OFFSET", &out.event_hubs},
-        {"KEY", &out.key_name},
-    }, fields[] = {
-        {"topic", &out.topic}, {"key", &out.key}, {"value", &out.value}, {"headers", &out.headers},
-        {"timestamp", &out.timestamp}, {"partition", &out.partition}, {"offset", &out.offset},
+    static const Wanted wanted[] = {
+        {"mapping.record", "Received", &out.received},
+        {"mapping.amqp.outgoing", "from_record", &out.from_record},
+        {"mapping.amqp.outgoing", "partition_head", &out.partition_head},
+        {"mapping.amqp.outgoing", "few_headers", &out.few_headers},
+        {"mapping.amqp.outgoing", "PLAIN_HEADER", &out.plain_header},
+        {"mapping.amqp.outgoing", "ANNOTATIONS", &out.annotations},
+        {"mapping.amqp.outgoing", "AFTER_OFFSET", &out.after_offset},
+        {"mapping.amqp.outgoing", "AFTER_SEQUENCE", &out.after_sequence},
+        {"mapping.amqp.outgoing", "EVENT_HUBS_OFFSET", &out.event_hubs},
+        {"mapping.amqp.outgoing", "KEY", &out.key_name},
     };
-    for (size_t index = 0; index < sizeof wanted / sizeof wanted[0]; index++) {
-        if (look_up("mapping.amqp.outgoing", wanted[index].name, wanted[index].found) < 0) {
-            return -1;
-        }
-    }
-    for (size_t index = 0; index < sizeof fields / sizeof fields[0]; index++) {
-        *fields[index].found = PyUnicode_InternFromString(fields[index].name);
-        if (!*fields[index].found) {
-            return -1;
-        }
-    }
+    static const Place places[] = {
+        {&out.received, "topic", &place.topic},         {&out.received, "key", &place.key},
+        {&out.received, "value", &place.value},         {&out.received, "headers", &place.headers},
+        {&out.received, "timestamp", &place.timestamp}, {&out.received, "partition", &place.partition},
+        {&out.received, "offset", &place.offset},
+    };
     cached_headers = PyDict_New();
-    return cached_headers && look_up("mapping.record", "Received", &out.received) == 0 ? 0 : -1;
+    return cached_headers && LOOK_UP(wanted) == 0 && FIND_FIELDS(places) == 0 ? 0 : -1;
 }

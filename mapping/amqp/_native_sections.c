@@ -95,14 +95,6 @@ put(Message *message, PyObject *name, PyObject *value)
     return TAKEN;
 }
 
-static void
-set_key(Message *message, PyObject *key)
-{
-    PyObject *before = message->key;
-    message->key = key;
-    Py_XDECREF(before);
-}
-
 Verdict
 take_header(Message *message, const Section *section)
 {
@@ -122,43 +114,35 @@ take_header(Message *message, const Section *section)
             continue;
         }
         int boolean = value.code == 0x41 || value.code == 0x42 || value.code == 0x56;
+        Verdict verdict = TAKEN;
         switch (index) {
-        case 0: /* durable */
+        case 0: case 3: /* durable, first-acquirer */
             if (!boolean) {
                 return LEFT;
             }
-            if (value.code == 0x42 || (value.code == 0x56 && !value.at[0])) {
-                break;
-            }
-            Py_INCREF(py.one);
-            if (put(message, py.durable, py.one) != TAKEN) {
-                return FAILED;
+            if (index == 0 && is_true(&value)) {
+                verdict = put(message, py.durable, Py_NewRef(py.one));
             }
             break;
         case 1: /* priority; the default is 4 */
             if (value.code != 0x50) {
                 return LEFT;
             }
-            if (value.at[0] != 4 && put(message, py.priority, decimal(value.at[0])) != TAKEN) {
-                return FAILED;
+            if (value.at[0] != 4) {
+                verdict = put(message, py.priority, decimal(value.at[0]));
             }
             break;
-        case 2: /* ttl */
+        default: /* ttl, delivery-count */
             if (!read_uint(&value, &number)) {
                 return LEFT;
             }
-            message->expires = 1;
-            message->expiry = message->now + number;
-            break;
-        case 3: /* first-acquirer */
-            if (!boolean) {
-                return LEFT;
+            if (index == 2) {
+                message->expires = 1;
+                message->expiry = message->now + number;
             }
-            break;
-        default: /* delivery-count */
-            if (!read_uint(&value, &number)) {
-                return LEFT;
-            }
+        }
+        if (verdict != TAKEN) {
+            return verdict;
         }
     }
     if (place != section->end) {
@@ -169,11 +153,17 @@ take_header(Message *message, const Section *section)
 }
 
 static inline int
-is_named(const Simple *value, const char *name, size_t size)
+is_same(const Simple *value, const char *name, size_t size)
 {
     return value->size == size && !memcmp(value->at, name, size);
 }
-#define IS_NAMED(value, name) is_named(value, name, sizeof(name) - 1)
+#define IS_NAMED(value, name) is_same(value, name, sizeof(name) - 1)
+
+static inline int
+is_bytes(const Simple *value, PyObject *bytes)
+{
+    return is_same(value, PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes));
+}
 
 /* Whether an annotation's name is one of `COORDINATE_NAMES`, which repeat the record's coordinates. */
 static int
@@ -215,7 +205,7 @@ take_annotations(Message *message, const Section *section)
             if (!key) {
                 return FAILED;
             }
-            set_key(message, key);
+            Py_XSETREF(message->key, key);
             message->own_key = 1;
         }
         else if (IS_NAMED(&name, "x-opt-bridge.partition")) {
@@ -244,7 +234,7 @@ take_creation(Message *message, int64_t created)
         message->timestamp = created;
         return TAKEN;
     }
-    return put(message, py.properties[CREATION], decimal(created));
+    return put(message, property_name(CREATION), decimal(created));
 }
 
 Verdict
@@ -272,8 +262,7 @@ take_properties(Message *message, const Section *section)
             text = id_text(&value);
             break;
         case USER_ID:
-            if (!is_binary(value.code) || value.size != (size_t)PyBytes_GET_SIZE(to->user)
-                || memcmp(value.at, PyBytes_AS_STRING(to->user), value.size)) {
+            if (!is_binary(value.code) || !is_bytes(&value, to->user)) {
                 return LEFT;
             }
             text = Py_NewRef(to->user);
@@ -282,7 +271,7 @@ take_properties(Message *message, const Section *section)
             if (value.code != 0x83) {
                 return LEFT;
             }
-            number = as_signed(read_u64(value.at));
+            number = read_signed(&value);
             if (index == CREATION) {
                 has_created = 1;
                 created = number;
@@ -304,18 +293,17 @@ take_properties(Message *message, const Section *section)
             if (!(is_string(value.code) || value.code == 0xA3) || !is_utf8(value.at, value.size)) {
                 return LEFT;
             }
-            if (index == TO && value.size == (size_t)PyBytes_GET_SIZE(to->address)
-                && !memcmp(value.at, PyBytes_AS_STRING(to->address), value.size)) {
+            if (index == TO && is_bytes(&value, field(to->destination, fields_at.address))) {
                 continue; /* it repeats the link's address */
             }
             text = bytes_of(value.at, value.size);
         }
-        Verdict verdict = put(message, py.properties[index], text);
+        Verdict verdict = put(message, property_name(index), text);
         if (verdict != TAKEN) {
             return verdict;
         }
         if (index == GROUP_ID && !message->own_key) {
-            set_key(message, Py_NewRef(text)); /* the header holds the other reference */
+            Py_XSETREF(message->key, Py_NewRef(text)); /* the header holds the other reference */
         }
     }
     if (place != section->end) {
@@ -335,8 +323,7 @@ name_of(const Simple *raw)
     }
     hash = (hash ^ hash >> 8) % NAME_SLOTS;
     PyObject *known = cached_names[hash].raw;
-    if (known && (size_t)PyBytes_GET_SIZE(known) == raw->size
-        && !memcmp(PyBytes_AS_STRING(known), raw->at, raw->size)) {
+    if (known && is_bytes(raw, known)) {
         return Py_NewRef(cached_names[hash].name);
     }
     if (!is_utf8(raw->at, raw->size)) {

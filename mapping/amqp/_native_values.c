@@ -3,7 +3,7 @@
 
 /* Bytes */
 
-int
+static int
 is_ascii(const uint8_t *at, size_t size)
 {
     for (; size >= 8; at += 8, size -= 8) {
@@ -21,12 +21,6 @@ is_ascii(const uint8_t *at, size_t size)
     return 1;
 }
 
-static inline int
-continues(uint8_t byte)
-{
-    return (byte & 0xC0) == 0x80;
-}
-
 /* RFC 3629, as Python decodes: no overlong form, no surrogate, nothing above U+10FFFF. */
 int
 is_utf8(const uint8_t *at, size_t size)
@@ -36,37 +30,20 @@ is_utf8(const uint8_t *at, size_t size)
     }
     const uint8_t *end = at + size;
     while (at < end) {
-        uint8_t lead = *at;
-        size_t left = (size_t)(end - at);
+        uint8_t lead = *at++;
         if (lead < 0x80) {
-            at++;
+            continue;
         }
-        else if (lead >= 0xC2 && lead <= 0xDF) {
-            if (left < 2 || !continues(at[1])) {
-                return 0;
-            }
-            at += 2;
-        }
-        else if (lead >= 0xE0 && lead <= 0xEF) {
-            if (left < 3 || !continues(at[1]) || !continues(at[2])) {
-                return 0;
-            }
-            if ((lead == 0xE0 && at[1] < 0xA0) || (lead == 0xED && at[1] >= 0xA0)) {
-                return 0;
-            }
-            at += 3;
-        }
-        else if (lead >= 0xF0 && lead <= 0xF4) {
-            if (left < 4 || !continues(at[1]) || !continues(at[2]) || !continues(at[3])) {
-                return 0;
-            }
-            if ((lead == 0xF0 && at[1] < 0x90) || (lead == 0xF4 && at[1] >= 0x90)) {
-                return 0;
-            }
-            at += 4;
-        }
-        else {
+        int following = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : 1;
+        if (lead < 0xC2 || lead > 0xF4 || end - at < following) {
             return 0;
+        }
+        uint8_t least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80; /* of the second byte */
+        uint8_t most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+        for (; following; following--, at++, least = 0x80, most = 0xBF) {
+            if (*at < least || *at > most) {
+                return 0;
+            }
         }
     }
     return 1;
@@ -143,60 +120,39 @@ repr_of(double value)
 
 /* Values (part 1.6) */
 
+/* The types that are handled here, by constructor: letters of `mapping.amqp.values`, which in capitals are unsigned. */
+static const char letters[256] = {
+    [0x40] = 'n', [0x41] = 'b', [0x42] = 'b', [0x56] = 'b',
+    [0x50] = 'B', [0x60] = 'H', [0x70] = 'I', [0x52] = 'I', [0x43] = 'I', [0x80] = 'L', [0x53] = 'L', [0x44] = 'L',
+    [0x51] = 'g', [0x61] = 'h', [0x71] = 'i', [0x54] = 'i', [0x81] = 'l', [0x55] = 'l',
+    [0x72] = 'f', [0x82] = 'd', [0x83] = 't', [0x98] = 'u',
+    [0xA0] = 'x', [0xB0] = 'x', [0xA1] = 's', [0xB1] = 's', [0xA3] = 'y', [0xB3] = 'y',
+};
+
 /* Read the simple value at `*place` and advance `*place`; LEFT when it is not simple or reaches beyond `end`. */
 Verdict
 read_simple(const uint8_t **place, const uint8_t *end, Simple *found)
 {
+    static const uint8_t widths[] = {0, 1, 2, 4, 8, 16}; /* of constructors 0x4. to 0x9. */
     const uint8_t *at = *place;
-    if (at >= end) {
+    if (at >= end || !letters[*at]) {
         return LEFT;
     }
     size_t left = (size_t)(end - at) - 1;
     found->code = *at++;
-    switch (found->code) {
-    case 0x40: case 0x41: case 0x42: case 0x43: case 0x44:
-        found->size = 0;
-        break;
-    case 0x50: case 0x51: case 0x52: case 0x53: case 0x54: case 0x55:
-        found->size = 1;
-        break;
-    case 0x56:
-        if (left < 1 || *at > 1) {
-            return LEFT;
-        }
-        found->size = 1;
-        break;
-    case 0x60: case 0x61:
-        found->size = 2;
-        break;
-    case 0x70: case 0x71: case 0x72:
-        found->size = 4;
-        break;
-    case 0x80: case 0x81: case 0x82: case 0x83:
-        found->size = 8;
-        break;
-    case 0x98:
-        found->size = 16;
-        break;
-    case 0xA0: case 0xA1: case 0xA3:
-        if (left < 1) {
-            return LEFT;
-        }
-        found->size = *at++;
-        left -= 1;
-        break;
-    case 0xB0: case 0xB1: case 0xB3:
-        if (left < 4) {
-            return LEFT;
-        }
-        found->size = read_u32(at);
-        at += 4;
-        left -= 4;
-        break;
-    default:
-        return LEFT;
+    if (found->code < 0xA0) {
+        found->size = widths[(found->code >> 4) - 4];
     }
-    if (found->size > left) {
+    else {
+        size_t length = found->code < 0xB0 ? 1 : 4;
+        if (left < length) {
+            return LEFT;
+        }
+        found->size = length == 1 ? *at : read_u32(at);
+        at += length;
+        left -= length;
+    }
+    if (found->size > left || (found->code == 0x56 && *at > 1)) {
         return LEFT;
     }
     found->at = at;
@@ -214,73 +170,77 @@ is_sound(const Simple *value)
     return !is_symbol(value->code) || is_ascii(value->at, value->size);
 }
 
+/* Whether a boolean is true. */
+int
+is_true(const Simple *value)
+{
+    return value->code == 0x41 || (value->code == 0x56 && value->at[0]);
+}
+
+/* Read the content of a fixed width up to eight bytes, in network order. */
+static uint64_t
+read_bits(const Simple *value)
+{
+    uint64_t bits = 0;
+    for (size_t index = 0; index < value->size; index++) {
+        bits = bits << 8 | value->at[index];
+    }
+    return bits;
+}
+
+/* Read a number in two's complement of up to eight bytes. */
+int64_t
+read_signed(const Simple *value)
+{
+    uint64_t sign = value->size ? UINT64_C(1) << (8 * value->size - 1) : 0;
+    return as_signed((read_bits(value) ^ sign) - sign);
+}
+
 /* Read an integer of any width; return 0 when it is no integer or does not fit int64_t. */
 int
 read_integer(const Simple *value, int64_t *found)
 {
-    const uint8_t *at = value->at;
-    switch (value->code) {
-    case 0x43: case 0x44: *found = 0; return 1;
-    case 0x50: case 0x52: case 0x53: *found = at[0]; return 1;
-    case 0x51: case 0x54: case 0x55: *found = at[0] < 0x80 ? at[0] : (int64_t)at[0] - 0x100; return 1;
-    case 0x60: *found = (int64_t)at[0] << 8 | at[1]; return 1;
-    case 0x61: *found = ((int64_t)at[0] << 8 | at[1]) - (at[0] < 0x80 ? 0 : 0x10000); return 1;
-    case 0x70: *found = read_u32(at); return 1;
-    case 0x71: *found = (int64_t)read_u32(at) - (at[0] < 0x80 ? 0 : INT64_C(0x100000000)); return 1;
-    case 0x81: *found = as_signed(read_u64(at)); return 1;
-    case 0x80: *found = as_signed(read_u64(at)); return at[0] < 0x80;
-    default: return 0;
+    char letter = letters[value->code];
+    if (!strchr("BHILghil", letter)) {
+        return 0;
     }
+    int is_signed = letter >= 'a';
+    *found = is_signed ? read_signed(value) : as_signed(read_bits(value));
+    return is_signed || *found >= 0;
 }
 
 /* Read a uint (part 1.6.8); return 0 when it is none. */
 int
 read_uint(const Simple *value, int64_t *found)
 {
-    return (value->code == 0x43 || value->code == 0x52 || value->code == 0x70) && read_integer(value, found);
+    return letters[value->code] == 'I' && read_integer(value, found);
 }
 
 /* Return an application property's text and type letter (`mapping.amqp.values`); NULL without an error means LEFT. */
 PyObject *
 property_text(const Simple *value, char *letter)
 {
-    const uint8_t *at = value->at;
-    int64_t number;
-    switch (value->code) {
-    case 0x40: *letter = 'n'; Py_RETURN_NONE;
-    case 0x41: *letter = 'b'; return PyBytes_FromString("true");
-    case 0x42: *letter = 'b'; return PyBytes_FromString("false");
-    case 0x56: *letter = 'b'; return PyBytes_FromString(at[0] ? "true" : "false");
-    case 0x50: *letter = 'B'; break;
-    case 0x60: *letter = 'H'; break;
-    case 0x43: case 0x52: case 0x70: *letter = 'I'; break;
-    case 0x44: case 0x53: *letter = 'L'; break;
-    case 0x80: *letter = 'L'; return decimal_behind("", 0, read_u64(at));
-    case 0x51: *letter = 'g'; break;
-    case 0x61: *letter = 'h'; break;
-    case 0x54: case 0x71: *letter = 'i'; break;
-    case 0x55: case 0x81: *letter = 'l'; break;
-    case 0x83: *letter = 't'; return decimal(as_signed(read_u64(at)));
-    case 0x72: {
-        uint32_t bits = read_u32(at);
+    *letter = letters[value->code];
+    switch (*letter) {
+    case 'n': Py_RETURN_NONE;
+    case 'b': return PyBytes_FromString(is_true(value) ? "true" : "false");
+    case 'f': {
+        uint32_t bits = read_u32(value->at);
         float narrow;
         memcpy(&narrow, &bits, sizeof narrow);
-        *letter = 'f';
         return repr_of((double)narrow);
     }
-    case 0x82: {
-        uint64_t bits = read_u64(at);
+    case 'd': {
+        uint64_t bits = read_bits(value);
         double wide;
         memcpy(&wide, &bits, sizeof wide);
-        *letter = 'd';
         return repr_of(wide);
     }
-    case 0x98: *letter = 'u'; return uuid_behind("", at);
-    default:
-        *letter = is_binary(value->code) ? 'x' : is_symbol(value->code) ? 'y' : 's';
-        return is_sound(value) ? bytes_of(at, value->size) : NULL;
+    case 'u': return uuid_behind("", value->at);
+    case 'x': case 'y': case 's': return is_sound(value) ? bytes_of(value->at, value->size) : NULL;
+    case 'B': case 'H': case 'I': case 'L': return decimal_behind("", 0, read_bits(value));
+    default: return decimal(read_signed(value)); /* signed, or a timestamp */
     }
-    return read_integer(value, &number) ? decimal(number) : NULL;
 }
 
 /* Return the text of a message or correlation id (`mapping.amqp.values.id_text`); NULL without an error means LEFT. */
@@ -288,27 +248,11 @@ PyObject *
 id_text(const Simple *value)
 {
     switch (value->code) {
-    case 0x44: return PyBytes_FromString("AMQP_ULONG:0");
-    case 0x53: return decimal_behind("AMQP_ULONG:", 0, value->at[0]);
-    case 0x80: return decimal_behind("AMQP_ULONG:", 0, read_u64(value->at));
+    case 0x44: case 0x53: case 0x80: return decimal_behind("AMQP_ULONG:", 0, read_bits(value));
     case 0x98: return uuid_behind("AMQP_UUID:", value->at);
-    case 0xA0: {
-        char text[12 + 2 * 255] = "AMQP_BINARY:";
-        return PyBytes_FromStringAndSize(text, write_hex(text + 12, value->at, value->size) - text);
-    }
     case 0xA1: case 0xA3: case 0xB1: {
-        if (!is_utf8(value->at, value->size)) {
-            return NULL;
-        }
-        if (value->size < 5 || memcmp(value->at, "AMQP_", 5)) {
-            return bytes_of(value->at, value->size);
-        }
-        if (value->size > 255) {
-            return NULL;
-        }
-        char text[12 + 255] = "AMQP_STRING:";
-        memcpy(text + 12, value->at, value->size);
-        return PyBytes_FromStringAndSize(text, (Py_ssize_t)(12 + value->size));
+        int is_escaped = value->size >= 5 && !memcmp(value->at, "AMQP_", 5);
+        return is_escaped || !is_utf8(value->at, value->size) ? NULL : bytes_of(value->at, value->size);
     }
     default: return NULL;
     }

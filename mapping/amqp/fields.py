@@ -114,7 +114,7 @@ def annotation_fields(value: bytes) -> tuple[bytes | None, int | None, bool]:
     return key, partition, more
 
 
-_PROPERTIES: Final = (
+PROPERTIES: Final = (
     MESSAGE_ID, USER_ID, TO, SUBJECT, REPLY_TO, CORRELATION_ID, CONTENT_TYPE, CONTENT_ENCODING, EXPIRY, CREATION_TIME,
     GROUP_ID, GROUP_SEQUENCE, REPLY_TO_GROUP_ID,
 )  # fmt: skip
@@ -135,11 +135,11 @@ def properties(
         Unmappable: DENIED, the user-id is not the authenticated one.
     """
     count, place, _ = compound(data, at, end)
-    if count > len(_PROPERTIES) or data[at] in MAP_CODES:
+    if count > len(PROPERTIES) or data[at] in MAP_CODES:
         raise DecodeError("properties that are no list, or too many")
     group: bytes | None = None
     times: dict[str, int] = {}
-    for name in _PROPERTIES[:count]:
+    for name in PROPERTIES[:count]:
         start = place
         value, place = decode(data, start, end, types=_PROPERTY_TYPES)
         if value is None:

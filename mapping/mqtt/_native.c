@@ -10,8 +10,6 @@
 #define DIGITS 24                     /* maximum length of a number, with its sign */
 #define NOW_LIMIT (INT64_C(1) << 60)  /* limit of epoch milliseconds, so that no sum with an expiry overflows */
 
-typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; the run ends before it; done */
-
 /* Python objects that are looked up once. */
 static struct {
     PyObject *publish, *properties, *route, *record;          /* the types */
@@ -51,14 +49,6 @@ add_header(Headers *headers, PyObject *header_name, PyObject *value)
     return header != NULL;
 }
 
-static PyObject *
-encoded(PyObject *text)
-{
-    Py_ssize_t size;
-    const char *data = PyUnicode_AsUTF8AndSize(text, &size);
-    return data ? PyBytes_FromStringAndSize(data, size) : NULL;
-}
-
 /* Add a header for a text or bytes property, if it is not None. */
 static bool
 add_property(Headers *headers, PyObject *value, PyObject *header_name)
@@ -66,7 +56,7 @@ add_property(Headers *headers, PyObject *value, PyObject *header_name)
     if (value == Py_None) {
         return true;
     }
-    PyObject *content = PyUnicode_Check(value) ? encoded(value) : Py_NewRef(value);
+    PyObject *content = PyUnicode_Check(value) ? PyUnicode_AsUTF8String(value) : Py_NewRef(value);
     bool added = add_header(headers, header_name, content);
     Py_XDECREF(content);
     return added;
@@ -119,7 +109,7 @@ add_pairs(Headers *headers, PyObject *pairs)
             return false;
         }
         PyObject *stored = stored_name(PyTuple_GET_ITEM(pair, 0));
-        PyObject *value = stored ? encoded(PyTuple_GET_ITEM(pair, 1)) : NULL;
+        PyObject *value = stored ? PyUnicode_AsUTF8String(PyTuple_GET_ITEM(pair, 1)) : NULL;
         bool added = add_header(headers, stored, value);
         Py_XDECREF(value);
         Py_XDECREF(stored);
@@ -259,12 +249,9 @@ map_run(PyObject *Py_UNUSED(module), PyObject *arguments)
 /* Set-up */
 
 static int
-look_up_python(PyObject *Py_UNUSED(module))
+set_up(PyObject *Py_UNUSED(module))
 {
-    static const struct {
-        const char *module, *attribute;
-        PyObject **place;
-    } wanted[] = {
+    static const Wanted wanted[] = {
         {"protocols.mqtt.packets", "Publish", &py.publish},
         {"protocols.mqtt.properties", "Properties", &py.properties},
         {"mapping.mqtt.runs", "Route", &py.route},
@@ -278,47 +265,29 @@ look_up_python(PyObject *Py_UNUSED(module))
         {"mapping.record", "EXPIRY", &py.expiry},
         {"mapping.record", "MQTT_FORMAT", &py.format},
     };
-    for (size_t index = 0; index < sizeof wanted / sizeof wanted[0]; index++) {
-        if (look_up(wanted[index].module, wanted[index].attribute, wanted[index].place) < 0) {
-            return -1;
-        }
+    static const Place places[] = {
+        {&py.publish, "topic", &at.topic},
+        {&py.publish, "payload", &at.payload},
+        {&py.publish, "qos", &at.qos},
+        {&py.publish, "retain", &at.retain},
+        {&py.publish, "packet_id", &at.packet_id},
+        {&py.publish, "properties", &at.properties},
+        {&py.route, "topic", &at.to},
+        {&py.route, "key", &at.key},
+        {&py.route, "headers", &at.headers},
+        {&py.properties, "content_type", &at.content_type},
+        {&py.properties, "correlation_data", &at.correlation_data},
+        {&py.properties, "response_topic", &at.response_topic},
+        {&py.properties, "message_expiry_interval", &at.message_expiry_interval},
+        {&py.properties, "payload_format_indicator", &at.payload_format_indicator},
+        {&py.properties, "user_properties", &at.user_properties},
+    };
+    if (LOOK_UP(wanted) < 0 || FIND_FIELDS(places) < 0) {
+        return -1;
     }
     if (!PyAnySet_Check(py.reserved) || !PyTuple_Check(py.prefixes)) {
         PyErr_SetString(PyExc_ImportError, "reserved names are a set, their prefixes a tuple");
         return -1;
-    }
-    return 0;
-}
-
-static int
-look_up_fields(PyObject *Py_UNUSED(module))
-{
-    const struct {
-        PyObject *type;
-        const char *name;
-        Py_ssize_t *place;
-    } wanted[] = {
-        {py.publish, "topic", &at.topic},
-        {py.publish, "payload", &at.payload},
-        {py.publish, "qos", &at.qos},
-        {py.publish, "retain", &at.retain},
-        {py.publish, "packet_id", &at.packet_id},
-        {py.publish, "properties", &at.properties},
-        {py.route, "topic", &at.to},
-        {py.route, "key", &at.key},
-        {py.route, "headers", &at.headers},
-        {py.properties, "content_type", &at.content_type},
-        {py.properties, "correlation_data", &at.correlation_data},
-        {py.properties, "response_topic", &at.response_topic},
-        {py.properties, "message_expiry_interval", &at.message_expiry_interval},
-        {py.properties, "payload_format_indicator", &at.payload_format_indicator},
-        {py.properties, "user_properties", &at.user_properties},
-    };
-    for (size_t index = 0; index < sizeof wanted / sizeof wanted[0]; index++) {
-        *wanted[index].place = find_field(wanted[index].type, wanted[index].name);
-        if (*wanted[index].place < 0) {
-            return -1;
-        }
     }
     return 0;
 }
@@ -328,23 +297,4 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, refuse_when_switched_off},
-    {Py_mod_exec, look_up_python},
-    {Py_mod_exec, look_up_fields},
-    {0, NULL},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "mapping.mqtt._native",
-    .m_doc = PyDoc_STR("Maps runs of PUBLISHes to records in C; runs.py does the same."),
-    .m_methods = functions,
-    .m_slots = slots,
-};
-
-PyMODINIT_FUNC
-PyInit__native(void)
-{
-    return PyModuleDef_Init(&definition);
-}
+NATIVE_MODULE("mapping.mqtt._native", "Maps runs of PUBLISHes to records in C; runs.py does the same.")

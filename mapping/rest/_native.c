@@ -10,7 +10,6 @@
 /* Looked up once, when the module is imported; lives as long as the process. */
 static struct {
     PyObject *record, *unset, *json_key, *from_base64;
-    PyObject *partition, *timestamp, *headers, *key_format, *value_format, *key, *value; /* names of fields */
 } py;
 
 /* The common arguments of all records of a body. */
@@ -20,7 +19,13 @@ typedef struct {
     int binary;
 } Common;
 
-typedef PyObject *(*Content)(PyObject *field, const Common *common, int is_key);
+/* The two types of entries, the places of their fields, and the function that makes the bytes of a key or a value. */
+typedef struct {
+    PyObject *type;
+    Py_ssize_t partition, timestamp, headers, key, value;
+    Py_ssize_t key_format, value_format; /* 0: it has none */
+    PyObject *(*content)(PyObject *from, const Common *common, int is_key);
+} Entries;
 
 /* JSON */
 
@@ -67,10 +72,10 @@ compact(const char *text, Py_ssize_t size)
 }
 
 static PyObject *
-json_content(PyObject *field, const Common *Py_UNUSED(common), int is_key)
+json_content(PyObject *from, const Common *Py_UNUSED(common), int is_key)
 {
     Py_buffer view;
-    if (PyObject_GetBuffer(field, &view, PyBUF_SIMPLE) < 0) {
+    if (PyObject_GetBuffer(from, &view, PyBUF_SIMPLE) < 0) {
         return NULL;
     }
     const char *text = view.buf;
@@ -148,13 +153,13 @@ decoded(const unsigned char *text, Py_ssize_t size)
 }
 
 static PyObject *
-text_content(PyObject *field, const Common *common, int Py_UNUSED(is_key))
+text_content(PyObject *from, const Common *common, int Py_UNUSED(is_key))
 {
-    if (field == Py_None) {
+    if (from == Py_None) {
         return Py_NewRef(Py_None);
     }
     Py_ssize_t size;
-    const char *text = PyUnicode_AsUTF8AndSize(field, &size);
+    const char *text = PyUnicode_AsUTF8AndSize(from, &size);
     if (!text) {
         return NULL;
     }
@@ -162,61 +167,34 @@ text_content(PyObject *field, const Common *common, int Py_UNUSED(is_key))
         return PyBytes_FromStringAndSize(text, size);
     }
     PyObject *made = decoded((const unsigned char *)text, size);
-    return made || PyErr_Occurred() ? made : PyObject_CallOneArg(py.from_base64, field);
+    return made || PyErr_Occurred() ? made : PyObject_CallOneArg(py.from_base64, from);
 }
 
 /* Entries */
 
-/* Whether a field of an entry is `wanted`; -1 with an error. */
-static int
-has(PyObject *entry, PyObject *name, PyObject *wanted)
-{
-    PyObject *found = PyObject_GetAttr(entry, name);
-    if (!found) {
-        return -1;
-    }
-    int same = found == wanted;
-    Py_DECREF(found);
-    return same;
-}
+static Entries json_entries = {.content = json_content}, text_entries = {.content = text_content};
 
-/* Whether an entry has only a key and a value; -1 with an error. */
+/* Whether an entry has only a key and a value. */
 static int
-is_plain(PyObject *entry, int is_json)
+is_plain(PyObject *entry, const Entries *kind)
 {
-    int plain = has(entry, py.partition, py.unset);
-    if (plain > 0) {
-        plain = has(entry, py.timestamp, Py_None);
+    if ((PyObject *)Py_TYPE(entry) != kind->type || field(entry, kind->partition) != py.unset
+        || field(entry, kind->timestamp) != Py_None) {
+        return 0;
     }
-    if (plain > 0 && is_json) {
-        plain = has(entry, py.key_format, Py_None);
-        if (plain > 0) {
-            plain = has(entry, py.value_format, Py_None);
-        }
+    if (kind->key_format
+        && (field(entry, kind->key_format) != Py_None || field(entry, kind->value_format) != Py_None)) {
+        return 0;
     }
-    if (plain > 0) {
-        PyObject *headers = PyObject_GetAttr(entry, py.headers);
-        int full = headers ? PyObject_IsTrue(headers) : -1;
-        Py_XDECREF(headers);
-        plain = full < 0 ? -1 : !full;
-    }
-    return plain;
+    PyObject *headers = field(entry, kind->headers);
+    return PyTuple_Check(headers) && PyTuple_GET_SIZE(headers) == 0;
 }
 
 static PyObject *
-content_of(PyObject *entry, int is_key, Content content, const Common *common)
+plain_record(PyObject *entry, const Entries *kind, const Common *common)
 {
-    PyObject *field = PyObject_GetAttr(entry, is_key ? py.key : py.value);
-    PyObject *made = field ? content(field, common, is_key) : NULL;
-    Py_XDECREF(field);
-    return made;
-}
-
-static PyObject *
-plain_record(PyObject *entry, Content content, const Common *common)
-{
-    PyObject *key = content_of(entry, 1, content, common);
-    PyObject *value = key ? content_of(entry, 0, content, common) : NULL;
+    PyObject *key = kind->content(field(entry, kind->key), common, 1);
+    PyObject *value = key ? kind->content(field(entry, kind->value), common, 0) : NULL;
     PyObject *made = NULL;
     if (value) {
         PyObject *fields[] = {common->topic, key, value, common->headers, Py_None, common->partition};
@@ -228,28 +206,13 @@ plain_record(PyObject *entry, Content content, const Common *common)
 }
 
 static PyObject *
-other_record(PyObject *entry, Py_ssize_t index, const Common *common)
-{
-    PyObject *place = PyLong_FromSsize_t(index);
-    if (!place) {
-        return NULL;
-    }
-    PyObject *made = PyObject_CallFunctionObjArgs(common->more, place, entry, NULL);
-    Py_DECREF(place);
-    return made;
-}
-
-static PyObject *
-records(PyObject *entries, Content content, const Common *common)
+records(PyObject *entries, const Entries *kind, const Common *common)
 {
     PyObject *found = PyList_New(0);
     for (Py_ssize_t index = 0; found && index < PyList_GET_SIZE(entries); index++) {
         PyObject *entry = Py_NewRef(PyList_GET_ITEM(entries, index)); /* `more` might change the list */
-        int plain = is_plain(entry, content == json_content);
-        PyObject *record = NULL;
-        if (plain >= 0) {
-            record = plain ? plain_record(entry, content, common) : other_record(entry, index, common);
-        }
+        PyObject *record = is_plain(entry, kind) ? plain_record(entry, kind, common)
+                                                 : PyObject_CallFunction(common->more, "nO", index, entry);
         if (!record || PyList_Append(found, record) < 0) {
             Py_CLEAR(found);
         }
@@ -268,7 +231,7 @@ json_records(PyObject *Py_UNUSED(module), PyObject *args)
                           &common.headers, &common.more)) {
         return NULL;
     }
-    return records(entries, json_content, &common);
+    return records(entries, &json_entries, &common);
 }
 
 static PyObject *
@@ -280,34 +243,38 @@ text_records(PyObject *Py_UNUSED(module), PyObject *args)
                           &common.headers, &common.more, &common.binary)) {
         return NULL;
     }
-    return records(entries, text_content, &common);
+    return records(entries, &text_entries, &common);
 }
 
 /* The module */
 
 static int
-look_up_all(PyObject *Py_UNUSED(module))
+set_up(PyObject *Py_UNUSED(module))
 {
-    static const struct {
-        const char *name;
-        PyObject **found;
-    } names[] = {
-        {"partition", &py.partition}, {"timestamp", &py.timestamp},       {"headers", &py.headers},
-        {"key_format", &py.key_format}, {"value_format", &py.value_format}, {"key", &py.key},
-        {"value", &py.value},
+    static const Wanted wanted[] = {
+        {"mapping.record", "Record", &py.record},
+        {"msgspec", "UNSET", &py.unset},
+        {"mapping.rest.contents", "json_key", &py.json_key},
+        {"mapping.rest.contents", "from_base64", &py.from_base64},
+        {"protocols.rest.requests", "JsonRecord", &json_entries.type},
+        {"protocols.rest.requests", "TextRecord", &text_entries.type},
     };
-    for (size_t index = 0; index < sizeof names / sizeof names[0]; index++) {
-        *names[index].found = PyUnicode_InternFromString(names[index].name);
-        if (!*names[index].found) {
-            return -1;
-        }
-    }
+    static const Place places[] = {
+        {&json_entries.type, "partition", &json_entries.partition},
+        {&json_entries.type, "timestamp", &json_entries.timestamp},
+        {&json_entries.type, "headers", &json_entries.headers},
+        {&json_entries.type, "key", &json_entries.key},
+        {&json_entries.type, "value", &json_entries.value},
+        {&json_entries.type, "key_format", &json_entries.key_format},
+        {&json_entries.type, "value_format", &json_entries.value_format},
+        {&text_entries.type, "partition", &text_entries.partition},
+        {&text_entries.type, "timestamp", &text_entries.timestamp},
+        {&text_entries.type, "headers", &text_entries.headers},
+        {&text_entries.type, "key", &text_entries.key},
+        {&text_entries.type, "value", &text_entries.value},
+    };
     fill_sixths();
-    return look_up("mapping.record", "Record", &py.record) || look_up("msgspec", "UNSET", &py.unset)
-                   || look_up("mapping.rest.contents", "json_key", &py.json_key)
-                   || look_up("mapping.rest.contents", "from_base64", &py.from_base64)
-               ? -1
-               : 0;
+    return LOOK_UP(wanted) == 0 && FIND_FIELDS(places) == 0 ? 0 : -1;
 }
 
 static PyMethodDef functions[] = {
@@ -316,22 +283,4 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, refuse_when_switched_off},
-    {Py_mod_exec, look_up_all},
-    {0, NULL},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "mapping.rest._native",
-    .m_doc = PyDoc_STR("Records of HTTP bodies, in C; incoming.py is the same in Python."),
-    .m_methods = functions,
-    .m_slots = slots,
-};
-
-PyMODINIT_FUNC
-PyInit__native(void)
-{
-    return PyModuleDef_Init(&definition);
-}
+NATIVE_MODULE("mapping.rest._native", "Records of HTTP bodies, in C; incoming.py is the same in Python.")

@@ -10,17 +10,23 @@
  */
 #include "protocols/amqp/_native.h"
 
-typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; left to the engine; done */
-
 #define TAG_BYTES 4
 #define ACCEPTED 0x24             /* part 3.4.2 */
 #define TRANSACTIONAL_STATE 0x34  /* part 4.5.8 */
 
-/* Python objects that are looked up once. */
+/* Python objects that are looked up once: types, and the name of an attribute. */
 static struct {
-    PyObject *transfers, *accepted; /* event types */
-    PyObject *address, *attached, *incoming, *partial, *credit, *limit, *held, *held_bytes, *link, *deliveries, *messages;
+    PyObject *link, *transfers, *accepted;
+    PyObject *address;
 } py;
+
+/* Positions of fields of a link, and of the two types of events. */
+static struct {
+    Py_ssize_t attached, incoming, partial, credit, limit, held, held_bytes;
+    struct EventPlaces {
+        Py_ssize_t link, deliveries, messages;
+    } transfers, accepted;
+} at;
 
 /* Consecutive deliveries of one link, and their shared state. */
 typedef struct {
@@ -30,72 +36,38 @@ typedef struct {
     PyObject *link;     /* our Link; owned */
     bool incoming;
     Py_ssize_t credit, limit;          /* of an incoming link */
-    Py_ssize_t held, bytes;            /* changes to the link's `held` and `held_bytes` */
+    Py_ssize_t taken, held, bytes;     /* changes to the link's `credit` (less), `held` and `held_bytes` */
     PyObject *deliveries, *messages;   /* the lists of the run's event; owned; NULL when there is no event yet */
 } Run;
 
-/* Attributes of links and events */
-
-static Verdict
-read_size(PyObject *from, PyObject *name, Py_ssize_t *found)
-{
-    PyObject *value = PyObject_GetAttr(from, name);
-    *found = value ? PyLong_AsSsize_t(value) : -1;
-    Py_XDECREF(value);
-    return *found == -1 && PyErr_Occurred() ? FAILED : TAKEN;
-}
-
-static Verdict
-write_size(PyObject *to, PyObject *name, Py_ssize_t value)
-{
-    PyObject *number = PyLong_FromSsize_t(value);
-    int failed = number ? PyObject_SetAttr(to, name, number) : -1;
-    Py_XDECREF(number);
-    return failed < 0 ? FAILED : TAKEN;
-}
-
-/* TAKEN when the attribute is the object `expected`; LEFT when it is another. */
-static Verdict
-is_constant(PyObject *from, PyObject *name, PyObject *expected)
-{
-    PyObject *value = PyObject_GetAttr(from, name);
-    if (!value) {
-        return FAILED;
-    }
-    Verdict verdict = value == expected ? TAKEN : LEFT;
-    Py_DECREF(value);
-    return verdict;
-}
-
 /* Runs */
+
+/* Add to a number that a link keeps. */
+static int
+change(PyObject *link, Py_ssize_t place, Py_ssize_t by)
+{
+    if (!by) {
+        return 0;
+    }
+    Py_ssize_t before = PyLong_AsSsize_t(field(link, place));
+    PyObject *number = before == -1 && PyErr_Occurred() ? NULL : PyLong_FromSsize_t(before + by);
+    if (number) {
+        set_field(link, place, number);
+    }
+    return number ? 0 : -1;
+}
 
 /* Write the run's changes to its link, and clear the run. An error that is set stays set. */
 static Verdict
 end_run(Run *run)
 {
-    PyObject *link = run->link;
     if (!run->handle) {
         return TAKEN;
     }
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
-    Verdict verdict = TAKEN;
-    Py_ssize_t held, bytes;
-    if (run->incoming) {
-        verdict = write_size(link, py.credit, run->credit);
-    }
-    else if (run->bytes) {
-        verdict = read_size(link, py.held_bytes, &bytes);
-        if (verdict == TAKEN) {
-            verdict = write_size(link, py.held_bytes, bytes + run->bytes);
-        }
-    }
-    if (verdict == TAKEN && run->held) {
-        verdict = read_size(link, py.held, &held);
-        if (verdict == TAKEN) {
-            verdict = write_size(link, py.held, held + run->held);
-        }
-    }
+    int failed = change(run->link, at.credit, -run->taken) || change(run->link, at.held, run->held)
+                 || change(run->link, at.held_bytes, run->bytes);
     run->handle = NULL;
     Py_CLEAR(run->link);
     Py_CLEAR(run->deliveries);
@@ -103,7 +75,7 @@ end_run(Run *run)
     if (type) {
         PyErr_Restore(type, error, traceback);
     }
-    return verdict;
+    return failed ? FAILED : TAKEN;
 }
 
 /* Start a run for a link; LEFT when the link is unknown, detached, or has an incomplete message. */
@@ -116,75 +88,56 @@ begin_run(Run *run, pn_link_t *handle)
     if (!link) {
         return PyErr_Occurred() ? FAILED : LEFT;
     }
-    Verdict verdict = is_constant(link, py.attached, Py_True);
-    if (verdict != TAKEN) {
-        return verdict;
+    if ((PyObject *)Py_TYPE(link) != py.link || field(link, at.attached) != Py_True) {
+        return LEFT;
     }
-    Verdict incoming = is_constant(link, py.incoming, Py_True);
-    if (incoming == TAKEN) {
-        verdict = is_constant(link, py.partial, Py_None);
-        if (verdict == TAKEN) {
-            verdict = read_size(link, py.credit, &run->credit);
+    run->incoming = field(link, at.incoming) == Py_True;
+    if (run->incoming) {
+        if (field(link, at.partial) != Py_None) {
+            return LEFT;
         }
-        if (verdict == TAKEN) {
-            verdict = read_size(link, py.limit, &run->limit);
+        run->credit = PyLong_AsSsize_t(field(link, at.credit));
+        run->limit = PyLong_AsSsize_t(field(link, at.limit));
+        if (PyErr_Occurred()) {
+            return FAILED;
         }
     }
-    if (incoming == FAILED || verdict != TAKEN) {
-        return incoming == FAILED ? FAILED : verdict;
-    }
-    run->incoming = incoming == TAKEN;
     run->handle = handle;
     run->link = Py_NewRef(link);
-    run->held = run->bytes = 0;
+    run->taken = run->held = run->bytes = 0;
     return TAKEN;
 }
 
 /* Take the lists of the last event if it has this type and the run's link, else those of a new event. */
 static Verdict
-join_event(Run *run, PyObject *type)
+join_event(Run *run, PyObject *type, const struct EventPlaces *places)
 {
     if (run->deliveries) {
         return TAKEN;
     }
-    PyObject *event = NULL;
     Py_ssize_t count = PyList_GET_SIZE(run->events);
-    if (count) {
-        PyObject *last = PyList_GET_ITEM(run->events, count - 1);
-        if (Py_IS_TYPE(last, (PyTypeObject *)type)) {
-            Verdict same = is_constant(last, py.link, run->link);
-            if (same == FAILED) {
-                return FAILED;
-            }
-            event = same == TAKEN ? Py_NewRef(last) : NULL;
-        }
+    PyObject *event = count ? PyList_GET_ITEM(run->events, count - 1) : NULL;
+    if (event && (PyObject *)Py_TYPE(event) == type && field(event, places->link) == run->link) {
+        run->deliveries = Py_NewRef(field(event, places->deliveries));
+        run->messages = places->messages ? Py_NewRef(field(event, places->messages)) : NULL;
+        return TAKEN;
     }
-    if (!event) {
-        PyObject *deliveries = PyList_New(0), *messages = PyList_New(0);
-        PyObject *fields[] = {run->link, deliveries, messages};
-        if (deliveries && messages) {
-            event = PyObject_Vectorcall(type, fields, type == py.transfers ? 3 : 2, NULL);
-        }
-        Py_XDECREF(deliveries);
-        Py_XDECREF(messages);
-        if (!event || PyList_Append(run->events, event) < 0) {
-            Py_XDECREF(event);
-            return FAILED;
-        }
-    }
-    run->deliveries = PyObject_GetAttr(event, py.deliveries);
-    if (run->deliveries && type == py.transfers) {
-        run->messages = PyObject_GetAttr(event, py.messages);
-    }
-    Py_DECREF(event);
-    return run->deliveries && (run->messages || type != py.transfers) ? TAKEN : FAILED;
+    run->deliveries = PyList_New(0);
+    run->messages = run->deliveries && places->messages ? PyList_New(0) : NULL;
+    PyObject *fields[] = {run->link, run->deliveries, run->messages};
+    event = run->messages || (run->deliveries && !places->messages)
+                ? PyObject_Vectorcall(type, fields, places->messages ? 3 : 2, NULL)
+                : NULL;
+    int failed = event ? PyList_Append(run->events, event) : -1;
+    Py_XDECREF(event);
+    return failed ? FAILED : TAKEN;
 }
 
 /* Process a complete message that came in one transfer. */
 static Verdict
 take_transfer(Run *run, pn_delivery_t *delivery)
 {
-    if (run->credit <= 0 || !pn.readable(delivery) || pn.partial(delivery)) {
+    if (run->taken >= run->credit || !pn.readable(delivery) || pn.partial(delivery)) {
         return LEFT;
     }
     if (run->transactional && pn.remote_state(delivery) == TRANSACTIONAL_STATE) {
@@ -203,9 +156,9 @@ take_transfer(Run *run, pn_delivery_t *delivery)
         return LEFT;
     }
     pn.advance(run->handle);
-    run->credit--;
+    run->taken++;
     PyObject *token;
-    Verdict verdict = join_event(run, py.transfers);
+    Verdict verdict = join_event(run, py.transfers, &at.transfers);
     if (pn.settled(delivery)) {
         pn.settle(delivery);
         token = Py_NewRef(Py_None);
@@ -238,7 +191,7 @@ take_acceptance(Run *run, pn_delivery_t *delivery)
     PyObject *sent = PyDict_GetItemWithError(run->sent, address); /* link, token, size in bytes */
     if (sent && PyTuple_CheckExact(sent) && PyTuple_GET_SIZE(sent) == 3 && PyTuple_GET_ITEM(sent, 0) == run->link) {
         Py_ssize_t size = PyLong_AsSsize_t(PyTuple_GET_ITEM(sent, 2));
-        verdict = size == -1 && PyErr_Occurred() ? FAILED : join_event(run, py.accepted);
+        verdict = size == -1 && PyErr_Occurred() ? FAILED : join_event(run, py.accepted, &at.accepted);
         if (verdict == TAKEN) {
             pn.settle(delivery);
             run->held--;
@@ -273,16 +226,6 @@ take_delivery(Run *run, pn_delivery_t *delivery)
 }
 
 /* Functions */
-
-static int
-check_count(const char *name, Py_ssize_t given, Py_ssize_t wanted)
-{
-    if (given != wanted) {
-        PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments, not %zd", name, wanted, given);
-        return -1;
-    }
-    return 0;
-}
 
 static PyObject *
 take_usual(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
@@ -420,47 +363,32 @@ static PyMethodDef functions[] = {
 /* Module */
 
 static int
-look_up_python(PyObject *Py_UNUSED(module))
+set_up(PyObject *Py_UNUSED(module))
 {
-    static const struct {
-        const char *name;
-        PyObject **place;
-    } names[] = {
-        {"address", &py.address}, {"attached", &py.attached}, {"incoming", &py.incoming}, {"partial", &py.partial},
-        {"credit", &py.credit},
-        {"limit", &py.limit}, {"held", &py.held}, {"held_bytes", &py.held_bytes}, {"link", &py.link},
-        {"deliveries", &py.deliveries}, {"messages", &py.messages},
+    static const Wanted wanted[] = {
+        {"protocols.amqp.links", "Link", &py.link},
+        {"protocols.amqp.events", "TransfersReceived", &py.transfers},
+        {"protocols.amqp.events", "DeliveriesAccepted", &py.accepted},
     };
-    for (size_t index = 0; index < sizeof names / sizeof names[0]; index++) {
-        *names[index].place = PyUnicode_InternFromString(names[index].name);
-        if (!*names[index].place) {
-            return -1;
-        }
-    }
-    return look_up("protocols.amqp.events", "TransfersReceived", &py.transfers) < 0
-                   || look_up("protocols.amqp.events", "DeliveriesAccepted", &py.accepted) < 0
-               ? -1
-               : 0;
+    static const Place places[] = {
+        {&py.link, "attached", &at.attached},
+        {&py.link, "incoming", &at.incoming},
+        {&py.link, "partial", &at.partial},
+        {&py.link, "credit", &at.credit},
+        {&py.link, "limit", &at.limit},
+        {&py.link, "held", &at.held},
+        {&py.link, "held_bytes", &at.held_bytes},
+        {&py.transfers, "link", &at.transfers.link},
+        {&py.transfers, "deliveries", &at.transfers.deliveries},
+        {&py.transfers, "messages", &at.transfers.messages},
+        {&py.accepted, "link", &at.accepted.link},
+        {&py.accepted, "deliveries", &at.accepted.deliveries},
+    };
+    py.address = PyUnicode_InternFromString("address");
+    return py.address && look_up_proton() == 0 && LOOK_UP(wanted) == 0
+                   && FIND_FIELDS(places) == 0
+               ? 0
+               : -1;
 }
 
-static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, refuse_when_switched_off},
-    {Py_mod_exec, look_up_proton},
-    {Py_mod_exec, look_up_events},
-    {Py_mod_exec, look_up_python},
-    {0, NULL},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "protocols.amqp._native",
-    .m_doc = PyDoc_STR("Runs of deliveries in C; deliveries.py is the same in Python."),
-    .m_methods = functions,
-    .m_slots = slots,
-};
-
-PyMODINIT_FUNC
-PyInit__native(void)
-{
-    return PyModuleDef_Init(&definition);
-}
+NATIVE_MODULE("protocols.amqp._native", "Runs of deliveries in C; deliveries.py is the same in Python.")

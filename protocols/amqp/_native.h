@@ -43,8 +43,6 @@ extern struct Proton pn;
 /* The pointer to one of proton's objects from its address as an int; NULL with an exception on failure. */
 void *pointer_of(PyObject *address);
 
-/* For Py_mod_exec, in this order. */
-int look_up_proton(PyObject *module);
-int look_up_events(PyObject *module);
+int look_up_proton(void); /* for the module's set-up */
 
 #endif

@@ -3,6 +3,11 @@
 
 struct Proton pn;
 
+/* `cproton`'s foreign functions, and what `protocols.amqp.native` has. */
+static struct {
+    PyObject *ffi, *lib, *delivery_event, *address, *events;
+} py;
+
 void *
 pointer_of(PyObject *address)
 {
@@ -13,39 +18,51 @@ pointer_of(PyObject *address)
     return found;
 }
 
+/* The pointer that a cffi object is; NULL with an exception on failure. */
+static void *
+pointer_to(PyObject *object)
+{
+    PyObject *address = PyObject_CallOneArg(py.address, object);
+    void *found = address ? pointer_of(address) : NULL;
+    Py_XDECREF(address);
+    return found;
+}
+
 /* Store the address of one of proton's functions in `place`, if it has this type according to cffi. */
 static int
-find_function(PyObject *ffi, PyObject *lib, const char *name, const char *type, void *place)
+find_function(const char *name, const char *type, void *place)
 {
-    int failed = -1;
-    PyObject *pointer = PyObject_CallMethod(ffi, "addressof", "Os", lib, name);
-    PyObject *found = pointer ? PyObject_CallMethod(ffi, "typeof", "O", pointer) : NULL;
+    PyObject *pointer = PyObject_CallMethod(py.ffi, "addressof", "Os", py.lib, name);
+    PyObject *found = pointer ? PyObject_CallMethod(py.ffi, "typeof", "O", pointer) : NULL;
     PyObject *cname = found ? PyObject_GetAttrString(found, "cname") : NULL;
-    PyObject *number = cname ? PyObject_CallMethod(ffi, "cast", "sO", "uintptr_t", pointer) : NULL;
-    PyObject *address = number ? PyNumber_Long(number) : NULL;
-    if (address && PyUnicode_CompareWithASCIIString(cname, type)) {
+    void *function = NULL;
+    if (cname && PyUnicode_CompareWithASCIIString(cname, type)) {
         PyErr_Format(PyExc_ImportError, "proton's %s is %U, not %s", name, cname, type);
     }
-    else if (address) {
-        void *function = pointer_of(address);
+    else if (cname) {
+        function = pointer_to(pointer);
         memcpy(place, &function, sizeof function);
-        failed = function ? 0 : -1;
     }
     Py_XDECREF(pointer);
     Py_XDECREF(found);
     Py_XDECREF(cname);
-    Py_XDECREF(number);
-    Py_XDECREF(address);
-    return failed;
+    return function ? 0 : -1;
 }
 
 int
-look_up_proton(PyObject *Py_UNUSED(module))
+look_up_proton(void)
 {
+    static const Wanted wanted[] = {
+        {"cproton", "ffi", &py.ffi},
+        {"cproton", "lib", &py.lib},
+        {"cproton", "PN_DELIVERY", &py.delivery_event},
+        {"protocols.amqp.native", "address", &py.address},
+        {"protocols.amqp.native", "EVENTS", &py.events}, /* the collector that all connections share */
+    };
     static const struct {
         const char *name, *type;
         void *place;
-    } wanted[] = {
+    } functions[] = {
         {"pn_collector_peek", "struct pn_event_t *(*)(struct pn_collector_t *)", &pn.peek},
         {"pn_collector_pop", "_Bool(*)(struct pn_collector_t *)", &pn.pop},
         {"pn_event_type", "pn_event_type_t(*)(struct pn_event_t *)", &pn.type},
@@ -63,35 +80,14 @@ look_up_proton(PyObject *Py_UNUSED(module))
         {"pn_delivery", "struct pn_delivery_t *(*)(struct pn_link_t *, struct pn_bytes_t)", &pn.delivery},
         {"pn_link_send", "ssize_t(*)(struct pn_link_t *, char *, size_t)", &pn.send},
     };
-    PyObject *cproton = PyImport_ImportModule("cproton");
-    PyObject *ffi = cproton ? PyObject_GetAttrString(cproton, "ffi") : NULL;
-    PyObject *lib = ffi ? PyObject_GetAttrString(cproton, "lib") : NULL;
-    PyObject *type = lib ? PyObject_GetAttrString(lib, "PN_DELIVERY") : NULL;
-    int failed = type ? 0 : -1;
-    if (!failed) {
-        pn.delivery_event = (int)PyLong_AsLong(type);
-        failed = PyErr_Occurred() ? -1 : 0;
+    if (LOOK_UP(wanted) < 0) {
+        return -1;
     }
-    for (size_t index = 0; !failed && index < sizeof wanted / sizeof wanted[0]; index++) {
-        failed = find_function(ffi, lib, wanted[index].name, wanted[index].type, wanted[index].place);
+    pn.delivery_event = (int)PyLong_AsLong(py.delivery_event);
+    pn.events = PyErr_Occurred() ? NULL : pointer_to(py.events);
+    int failed = pn.events ? 0 : -1;
+    for (size_t index = 0; !failed && index < sizeof functions / sizeof functions[0]; index++) {
+        failed = find_function(functions[index].name, functions[index].type, functions[index].place);
     }
-    Py_XDECREF(cproton);
-    Py_XDECREF(ffi);
-    Py_XDECREF(lib);
-    Py_XDECREF(type);
     return failed;
-}
-
-/* The collector that all connections share. */
-int
-look_up_events(PyObject *Py_UNUSED(module))
-{
-    PyObject *native = PyImport_ImportModule("protocols.amqp.native");
-    PyObject *events = native ? PyObject_GetAttrString(native, "EVENTS") : NULL;
-    PyObject *address = events ? PyObject_CallMethod(native, "address", "O", events) : NULL;
-    pn.events = address ? pointer_of(address) : NULL;
-    Py_XDECREF(native);
-    Py_XDECREF(events);
-    Py_XDECREF(address);
-    return pn.events ? 0 : -1;
 }

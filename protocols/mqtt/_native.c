@@ -50,11 +50,11 @@ typedef struct {
 static Verdict
 take_topic(Run *run, const unsigned char *at, Py_ssize_t size, const Found *found, PyObject **topic)
 {
-    if (found->alias > run->alias_maximum) {
+    if (found->alias_number > run->alias_maximum) {
         return LEFT;
     }
     if (!size) {
-        PyObject *known = found->alias ? PyDict_GetItemWithError(run->aliases, found->values[ALIAS]) : NULL;
+        PyObject *known = found->alias ? PyDict_GetItemWithError(run->aliases, found->alias) : NULL;
         if (known == NULL) {
             return PyErr_Occurred() ? FAILED : LEFT;
         }
@@ -120,9 +120,9 @@ take_publish(Run *run, Py_ssize_t start, Py_ssize_t end)
         return LEFT;
     }
     Found found;
-    memset(found.values, 0, sizeof found.values);
-    found.count = found.alias = 0;
-    PyObject *topic = NULL, *payload = NULL, *properties = NULL, *packet_id = PyLong_FromLong(number);
+    found.properties = found.alias = NULL;
+    found.alias_number = found.count = 0;
+    PyObject *topic = NULL, *payload = NULL, *packet_id = PyLong_FromLong(number);
     Verdict verdict = packet_id ? TAKEN : FAILED;
     bool counted = qos > 0;
     if (verdict == TAKEN && qos == 2) {
@@ -134,7 +134,7 @@ take_publish(Run *run, Py_ssize_t start, Py_ssize_t end)
         verdict = LEFT;
     }
     if (verdict == TAKEN && run->v5) {
-        verdict = take_properties(data, &at, end, &properties, &found);
+        verdict = take_properties(data, &at, end, &found);
     }
     if (verdict == TAKEN) {
         verdict = take_topic(run, data + start + 2, topic_size, &found, &topic);
@@ -146,14 +146,16 @@ take_publish(Run *run, Py_ssize_t start, Py_ssize_t end)
     if (verdict == TAKEN) {
         PyObject *const event[] = {
             topic, payload, PyTuple_GET_ITEM(row, 0), PyTuple_GET_ITEM(row, 1), PyTuple_GET_ITEM(row, 2), packet_id,
-            properties ? properties : Py_None,
+            found.properties ? found.properties : Py_None,
         };
-        verdict = append_publish(run, event, found.values[ALIAS], topic_size > 0, qos, counted);
+        verdict = append_publish(run, event, found.alias, topic_size > 0, qos, counted);
     }
-    clear_found(&found);
+    Py_XDECREF(found.properties);
+    while (found.count) {
+        Py_DECREF(found.pairs[--found.count]);
+    }
     Py_XDECREF(topic);
     Py_XDECREF(payload);
-    Py_XDECREF(properties);
     Py_XDECREF(packet_id);
     return verdict;
 }
@@ -247,10 +249,10 @@ take_usual(PyObject *Py_UNUSED(module), PyObject *arguments)
 /* Set-up */
 
 static int
-look_up_types(PyObject *Py_UNUSED(module))
+set_up(PyObject *Py_UNUSED(module))
 {
     PyObject *states = NULL;
-    int failed = look_up("protocols.mqtt.packets", "Publish", &py.publish) < 0
+    int failed = look_up_properties() < 0 || look_up("protocols.mqtt.packets", "Publish", &py.publish) < 0
                  || look_up("protocols.mqtt.states", "Awaits", &states) < 0
                  || (py.awaits_pubrel = PyObject_GetAttrString(states, "PUBREL")) == NULL;
     for (size_t kind = 0; !failed && kind < ACKNOWLEDGEMENTS; kind++) {
@@ -267,23 +269,4 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, refuse_when_switched_off},
-    {Py_mod_exec, look_up_types},
-    {Py_mod_exec, look_up_properties},
-    {0, NULL},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "protocols.mqtt._native",
-    .m_doc = PyDoc_STR("Runs of packets in C; receiving.py does the same in Python."),
-    .m_methods = functions,
-    .m_slots = slots,
-};
-
-PyMODINIT_FUNC
-PyInit__native(void)
-{
-    return PyModuleDef_Init(&definition);
-}
+NATIVE_MODULE("protocols.mqtt._native", "Runs of packets in C; receiving.py does the same in Python.")

@@ -8,17 +8,13 @@
 
 #define PAIRS 1024 /* most user properties of one message; Python handles more */
 
-typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; left to Python; done */
-
-/* The properties that a client may send in a PUBLISH (table 2-4), except user properties. */
-typedef enum { FORMAT, EXPIRY, CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION, ALIAS, KINDS } Kind;
-
 /* The properties of one PUBLISH. */
 typedef struct {
-    PyObject *values[KINDS]; /* owned; NULL: absent */
-    PyObject *pairs[PAIRS];  /* owned; only the first `count` are set, to save the time */
-    Py_ssize_t count;        /* of pairs */
-    long alias;              /* 0: none */
+    PyObject *properties; /* owned; NULL: none */
+    PyObject *alias;      /* borrowed from `properties`; NULL: none */
+    long alias_number;    /* 0: none */
+    Py_ssize_t count;     /* of pairs */
+    PyObject *pairs[PAIRS]; /* user properties; owned; only the first `count` are set, to save the time */
 } Found;
 
 static inline Py_ssize_t
@@ -30,8 +26,7 @@ two_bytes(const unsigned char *at)
 /* Documented in _native_properties.c. */
 bool read_varint(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, Py_ssize_t *value);
 Verdict take_text(const unsigned char *at, Py_ssize_t size, bool name, PyObject **found);
-Verdict take_properties(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, PyObject **properties, Found *found);
-void clear_found(Found *found);
-int look_up_properties(PyObject *module);
+Verdict take_properties(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, Found *found);
+int look_up_properties(void);
 
 #endif

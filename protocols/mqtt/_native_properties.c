@@ -1,16 +1,31 @@
 /* MQTT's data types and a PUBLISH's properties, as in codec.py and properties.py; invalid ones are left to Python. */
 #include "protocols/mqtt/_native.h"
 
-#define FIELDS 64  /* maximum number of fields of `Properties` */
 #define LONGEST 28 /* maximum number of bits of a variable byte integer (section 1.5.5) */
 
-/* Python objects and positions that are looked up once. */
+static PyObject *type; /* `Properties` */
+static Py_ssize_t user_place;
+
+/* The properties that a client may send in a PUBLISH (table 2-4), except user properties. */
+typedef enum { BYTES, TEXT, NAME, NUMBER } Kind;
 static struct {
-    PyObject *properties; /* the type */
-    PyObject *defaults;   /* tuple of its fields' defaults */
-    Py_ssize_t fields;    /* number of its fields */
-    Py_ssize_t place[KINDS], user_place; /* indexes of fields */
-} py;
+    unsigned char identifier;
+    Kind kind;
+    const char *name;
+    int size; /* of a number, and its limits */
+    unsigned long lowest, highest;
+    Py_ssize_t place;
+} table[] = {
+    {0x01, NUMBER, "payload_format_indicator", 1, 0, 1, 0},
+    {0x02, NUMBER, "message_expiry_interval", 4, 0, 0xffffffff, 0},
+    {0x03, TEXT, "content_type", 0, 0, 0, 0},
+    {0x08, NAME, "response_topic", 0, 0, 0, 0},
+    {0x09, BYTES, "correlation_data", 0, 0, 0, 0},
+    {0x23, NUMBER, "topic_alias", 2, 1, 0xffff, 0},
+};
+#define PROPERTIES (sizeof table / sizeof table[0])
+#define USER_PROPERTY 0x26
+#define TOPIC_ALIAS 0x23
 
 /* Data types (section 1.5) */
 
@@ -84,17 +99,6 @@ read_sized(const unsigned char *data, Py_ssize_t *at, Py_ssize_t stop, const uns
 
 /* Properties */
 
-void
-clear_found(Found *found)
-{
-    for (int kind = 0; kind < KINDS; kind++) {
-        Py_CLEAR(found->values[kind]);
-    }
-    while (found->count) {
-        Py_DECREF(found->pairs[--found->count]);
-    }
-}
-
 static Verdict
 take_pair(const unsigned char *data, Py_ssize_t *at, Py_ssize_t stop, Found *found)
 {
@@ -143,131 +147,84 @@ take_number(const unsigned char *data, Py_ssize_t *at, Py_ssize_t stop, int size
 static Verdict
 take_property(const unsigned char *data, Py_ssize_t *at, Py_ssize_t stop, Found *found)
 {
-    static const struct {
-        unsigned char identifier;
-        unsigned char size;    /* of a number; 0: text or bytes */
-        unsigned long lowest, highest;
-    } table[KINDS] = {
-        [FORMAT] = {0x01, 1, 0, 1},       [EXPIRY] = {0x02, 4, 0, 0xffffffff}, [CONTENT_TYPE] = {0x03, 0, 0, 0},
-        [RESPONSE_TOPIC] = {0x08, 0, 0, 0}, [CORRELATION] = {0x09, 0, 0, 0},     [ALIAS] = {0x23, 2, 1, 0xffff},
-    };
     unsigned char identifier = data[(*at)++];
-    if (identifier == 0x26) {
+    if (identifier == USER_PROPERTY) {
         return take_pair(data, at, stop, found);
     }
-    int kind = 0;
-    while (kind < KINDS && table[kind].identifier != identifier) {
-        kind++;
+    size_t row = 0;
+    while (row < PROPERTIES && table[row].identifier != identifier) {
+        row++;
     }
-    if (kind == KINDS || found->values[kind]) {
+    if (row == PROPERTIES || field(found->properties, table[row].place) != Py_None) {
         return LEFT;
     }
-    PyObject **value = &found->values[kind];
-    if (table[kind].size) {
-        Verdict verdict = take_number(data, at, stop, table[kind].size, table[kind].lowest, table[kind].highest, value);
-        if (verdict == TAKEN && kind == ALIAS) {
-            found->alias = (long)two_bytes(data + *at - 2);
-        }
-        return verdict;
-    }
+    PyObject *value = NULL;
     const unsigned char *begin;
     Py_ssize_t size;
-    if (!read_sized(data, at, stop, &begin, &size)) {
-        return LEFT;
+    Verdict verdict;
+    if (table[row].kind == NUMBER) {
+        verdict = take_number(data, at, stop, table[row].size, table[row].lowest, table[row].highest, &value);
     }
-    if (kind != CORRELATION) {
-        return take_text(begin, size, kind == RESPONSE_TOPIC, value);
+    else if (!read_sized(data, at, stop, &begin, &size)) {
+        verdict = LEFT;
     }
-    *value = PyBytes_FromStringAndSize((const char *)begin, size);
-    return *value ? TAKEN : FAILED;
+    else if (table[row].kind == BYTES) {
+        value = PyBytes_FromStringAndSize((const char *)begin, size);
+        verdict = value ? TAKEN : FAILED;
+    }
+    else {
+        verdict = take_text(begin, size, table[row].kind == NAME, &value);
+    }
+    if (verdict != TAKEN) {
+        return verdict;
+    }
+    set_field(found->properties, table[row].place, value);
+    if (identifier == TOPIC_ALIAS) {
+        found->alias = value;
+        found->alias_number = (long)two_bytes(data + *at - 2);
+    }
+    return TAKEN;
 }
 
-static PyObject *
-make_properties(const Found *found)
-{
-    PyObject *pairs = NULL;
-    PyObject *arguments[FIELDS];
-    memcpy(arguments, &PyTuple_GET_ITEM(py.defaults, 0), (size_t)py.fields * sizeof *arguments);
-    for (int kind = 0; kind < KINDS; kind++) {
-        if (found->values[kind]) {
-            arguments[py.place[kind]] = found->values[kind];
-        }
-    }
-    if (found->count) {
-        pairs = PyTuple_New(found->count);
-        if (pairs == NULL) {
-            return NULL;
-        }
-        for (Py_ssize_t number = 0; number < found->count; number++) {
-            PyTuple_SET_ITEM(pairs, number, Py_NewRef(found->pairs[number]));
-        }
-        arguments[py.user_place] = pairs;
-    }
-    PyObject *properties = PyObject_Vectorcall(py.properties, arguments, (size_t)py.fields, NULL);
-    Py_XDECREF(pairs);
-    return properties;
-}
-
-/* Parse the properties of a PUBLISH with their length prefix; None if there are none. */
+/* Parse the properties of a PUBLISH with their length prefix. The caller drops `found`, also after a failure. */
 Verdict
-take_properties(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, PyObject **properties, Found *found)
+take_properties(const unsigned char *data, Py_ssize_t *at, Py_ssize_t end, Found *found)
 {
     Py_ssize_t length;
     if (!read_varint(data, at, end, &length) || length > end - *at) {
         return LEFT;
     }
     if (!length) {
-        *properties = Py_NewRef(Py_None);
         return TAKEN;
     }
-    Verdict verdict = TAKEN;
+    found->properties = PyObject_CallNoArgs(type);
+    Verdict verdict = found->properties ? TAKEN : FAILED;
     Py_ssize_t stop = *at + length;
     while (verdict == TAKEN && *at < stop) {
         verdict = take_property(data, at, stop, found);
     }
-    if (verdict == TAKEN) {
-        *properties = make_properties(found);
-        verdict = *properties ? TAKEN : FAILED;
+    if (verdict == TAKEN && found->count) {
+        PyObject *pairs = PyTuple_New(found->count);
+        if (!pairs) {
+            return FAILED;
+        }
+        while (found->count) { /* it takes the references over */
+            found->count--;
+            PyTuple_SET_ITEM(pairs, found->count, found->pairs[found->count]);
+        }
+        set_field(found->properties, user_place, pairs);
     }
     return verdict;
 }
 
-static Py_ssize_t
-place_of(PyObject *fields, const char *name)
-{
-    PyObject *text = PyUnicode_FromString(name);
-    Py_ssize_t place = text ? PySequence_Index(fields, text) : -1;
-    Py_XDECREF(text);
-    return place;
-}
-
-/* Look up the type `Properties`, the indexes of its fields, and their defaults, which all must have. */
+/* Look up the type `Properties`, and where its objects keep their fields. */
 int
-look_up_properties(PyObject *Py_UNUSED(module))
+look_up_properties(void)
 {
-    static const char *const names[KINDS] = {
-        [FORMAT] = "payload_format_indicator", [EXPIRY] = "message_expiry_interval",
-        [CONTENT_TYPE] = "content_type",       [RESPONSE_TOPIC] = "response_topic",
-        [CORRELATION] = "correlation_data",    [ALIAS] = "topic_alias",
-    };
-    PyObject *fields = look_up("protocols.mqtt.properties", "Properties", &py.properties) < 0
-                           ? NULL
-                           : PyObject_GetAttrString(py.properties, "__struct_fields__");
-    py.defaults = fields ? PyObject_GetAttrString(py.properties, "__struct_defaults__") : NULL;
-    int failed = py.defaults ? 0 : -1;
-    for (int kind = 0; !failed && kind < KINDS; kind++) {
-        py.place[kind] = place_of(fields, names[kind]);
-        failed = py.place[kind] < 0;
+    int failed = look_up("protocols.mqtt.properties", "Properties", &type)
+                 || find_fields(&(Place){&type, "user_properties", &user_place}, 1);
+    for (size_t row = 0; !failed && row < PROPERTIES; row++) {
+        failed = find_fields(&(Place){&type, table[row].name, &table[row].place}, 1);
     }
-    if (!failed) {
-        py.user_place = place_of(fields, "user_properties");
-        py.fields = PyObject_Size(fields);
-        failed = py.user_place < 0;
-    }
-    if (!failed && (!PyTuple_Check(py.defaults) || PyTuple_GET_SIZE(py.defaults) != py.fields || py.fields > FIELDS)) {
-        PyErr_SetString(PyExc_ImportError, "Properties has unexpected fields");
-        failed = 1;
-    }
-    Py_XDECREF(fields);
     return failed ? -1 : 0;
 }

@@ -25,7 +25,7 @@ class HeaderField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     value: str | None
 
 
-class RecordFields(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True):
+class RecordFields(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
     """The fields of a record in every format. `timestamp` is in milliseconds since the epoch."""
 
     partition: int | float | msgspec.UnsetType | None = (
@@ -35,7 +35,7 @@ class RecordFields(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields
     headers: tuple[HeaderField, ...] = ()
 
 
-class JsonRecord(RecordFields, gc=False, kw_only=True, forbid_unknown_fields=True):
+class JsonRecord(RecordFields, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
     """A record whose key and value are JSON texts, or JSON strings in another format that the record names."""
 
     value: msgspec.Raw
@@ -44,7 +44,7 @@ class JsonRecord(RecordFields, gc=False, kw_only=True, forbid_unknown_fields=Tru
     value_format: Format | None = None
 
 
-class TextRecord(RecordFields, gc=False, kw_only=True, forbid_unknown_fields=True):
+class TextRecord(RecordFields, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
     """A record whose key and value are text, or base64 text."""
 
     value: str | None

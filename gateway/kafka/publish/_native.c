@@ -155,13 +155,9 @@ extend(PyObject *out, Py_ssize_t size)
 }
 
 static Py_ssize_t
-write_parts(RecordBuffer *self, PyObject *stamp, PyObject *key, PyObject *value, PyObject *const *headers,
-            Py_ssize_t header_count)
+write_parts(RecordBuffer *self, long long timestamp, long long distance, PyObject *key, PyObject *value,
+            PyObject *const *headers, Py_ssize_t header_count)
 {
-    long long timestamp, distance;
-    if (take_timestamp(self, stamp, &timestamp, &distance) < 0) {
-        return -1;
-    }
     Py_ssize_t length = 1 + varint_size(distance) + varint_size(self->count) + varint_size(header_count);
     if (add_bytes(&length, key) < 0 || add_headers(&length, headers, header_count) < 0
         || add_bytes(&length, value) < 0) {
@@ -207,13 +203,14 @@ write_parts(RecordBuffer *self, PyObject *stamp, PyObject *key, PyObject *value,
 static Py_ssize_t
 write_record(RecordBuffer *self, PyObject *stamp, PyObject *key, PyObject *value, PyObject *headers)
 {
+    long long timestamp, distance;
     PyObject *fast = PySequence_Fast(headers, "headers are a sequence");
-    if (fast == NULL) {
-        return -1;
+    Py_ssize_t size = -1;
+    if (fast && take_timestamp(self, stamp, &timestamp, &distance) == 0) { /* it may run Python code */
+        size = write_parts(self, timestamp, distance, key, value, PySequence_Fast_ITEMS(fast),
+                           PySequence_Fast_GET_SIZE(fast));
     }
-    Py_ssize_t size
-        = write_parts(self, stamp, key, value, PySequence_Fast_ITEMS(fast), PySequence_Fast_GET_SIZE(fast));
-    Py_DECREF(fast);
+    Py_XDECREF(fast);
     return size;
 }
 
@@ -318,34 +315,17 @@ static PyType_Spec buffer_spec = {
 };
 
 static int
-add_type(PyObject *module)
+set_up(PyObject *module)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, &buffer_spec, NULL);
-    if (type == NULL) {
-        return -1;
-    }
-    int failed = PyModule_AddType(module, (PyTypeObject *)type);
-    Py_DECREF(type);
-    return failed;
-}
-
-static int
-look_up_record(PyObject *Py_UNUSED(module))
-{
-    static const struct {
-        const char *name;
-        Py_ssize_t *place;
-    } wanted[] = {
-        {"topic", &of_record.topic},         {"key", &of_record.key},
-        {"value", &of_record.value},         {"headers", &of_record.headers},
-        {"timestamp", &of_record.timestamp}, {"partition", &of_record.partition},
+    static const Place places[] = {
+        {&of_record.type, "topic", &of_record.topic},         {&of_record.type, "key", &of_record.key},
+        {&of_record.type, "value", &of_record.value},         {&of_record.type, "headers", &of_record.headers},
+        {&of_record.type, "timestamp", &of_record.timestamp}, {&of_record.type, "partition", &of_record.partition},
     };
-    int failed = look_up("mapping.record", "Record", &of_record.type);
-    for (size_t index = 0; !failed && index < sizeof wanted / sizeof wanted[0]; index++) {
-        *wanted[index].place = find_field(of_record.type, wanted[index].name);
-        failed = *wanted[index].place < 0 ? -1 : 0;
-    }
-    return failed;
+    return look_up("mapping.record", "Record", &of_record.type) < 0 || FIND_FIELDS(places) < 0
+                   || add_type(module, &buffer_spec) < 0
+               ? -1
+               : 0;
 }
 
 static PyMethodDef functions[] = {
@@ -356,23 +336,5 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, refuse_when_switched_off},
-    {Py_mod_exec, look_up_record},
-    {Py_mod_exec, add_type},
-    {0, NULL},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "gateway.kafka.publish._native",
-    .m_doc = PyDoc_STR("Records of a batch and partitions of keys, in C; record_buffer.py and murmur2.py are the same."),
-    .m_methods = functions,
-    .m_slots = slots,
-};
-
-PyMODINIT_FUNC
-PyInit__native(void)
-{
-    return PyModuleDef_Init(&definition);
-}
+NATIVE_MODULE("gateway.kafka.publish._native",
+              "Records of a batch and partitions of keys, in C; record_buffer.py and murmur2.py are the same.")

@@ -25,17 +25,6 @@ is_record(PyObject *record)
     return false;
 }
 
-/* Check the number of arguments. Returns -1 with a TypeError when it is wrong. */
-static inline int
-check_count(const char *name, Py_ssize_t given, Py_ssize_t wanted)
-{
-    if (given == wanted) {
-        return 0;
-    }
-    PyErr_Format(PyExc_TypeError, "%s() takes %zd positional arguments but %zd were given", name, wanted, given);
-    return -1;
-}
-
 /* _native_partitions.c: murmur2.py in C */
 PyObject *partition_of(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 PyObject *by_partition(PyObject *module, PyObject *arguments);

@@ -109,12 +109,14 @@ by_partition(PyObject *Py_UNUSED(module), PyObject *arguments)
     int failed = topic ? 0 : -1;
     while (!failed && position < PyList_GET_SIZE(records) && position < PyList_GET_SIZE(tokens)) {
         PyObject *record = Py_NewRef(PyList_GET_ITEM(records, position));
+        PyObject *token = Py_NewRef(PyList_GET_ITEM(tokens, position)); /* comparing topics may change the lists */
         long number = find_partition(record, topic, partitions, keyless);
         if (number >= 0) {
-            failed = add_to_part(parts, number, record, PyList_GET_ITEM(tokens, position));
+            failed = add_to_part(parts, number, record, token);
             position++;
         }
         Py_DECREF(record);
+        Py_DECREF(token);
         if (number < 0) {
             failed = number == -2;
             break;

@@ -71,6 +71,40 @@ def test_it_does_what_the_reference_does(limit: int, before: bytes, calls: list[
     assert ours == theirs
 
 
+class Number:
+    """A timestamp that changes the headers when it is read."""
+
+    def __init__(self, headers: list[Any]) -> None:
+        self.headers = headers
+
+    def __index__(self) -> int:
+        self.headers.clear()
+        return 5
+
+
+class Topic(str):
+    """A topic that changes the tokens when it is compared."""
+
+    tokens: list[Any]
+
+    def __eq__(self, other: object) -> bool:
+        self.tokens.clear()
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_lists_may_change_while_they_are_read() -> None:
+    headers: list[Any] = [(f"name-{number}", b"value") for number in range(50)]
+    out = bytearray()
+    assert RecordBuffer(out, 1000).append(Number(headers), b"k", b"v", headers) == len(out) == 9
+    topic = Topic("t")
+    topic.tokens = [object() for _ in range(3)]
+    run = [Record("t", b"k", b"v"), Record(topic, b"k", b"v"), Record("t", b"k", b"v")]
+    assert by_partition(run, topic.tokens, 0, 1, -1)[0] == 2
+    assert topic.tokens == []
+
+
 def test_a_record_that_no_length_holds() -> None:
     part = bytes(2**26)  # of the system's zero page: neither form of the buffer reads it
     for made in (RecordBuffer, REFERENCE):
