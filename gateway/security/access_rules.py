@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from gateway.config import AccessRule, ConfigError
+from gateway.recent import Recent
 from gateway.security.filters import ANY, ONE
 from gateway.security.identity import GROUP_PREFIX, Identity
 from gateway.security.permissions import WILDCARD, ClientRules, GroupRule, Rule
@@ -104,7 +105,9 @@ class ListedRules:
             self._by_principal.setdefault(rule.principal, []).append((number, compiled))
             self.by_client_id |= CLIENT in compiled.variables
             self.by_certificate |= COMMON_NAME in compiled.variables
-        self._fixed: dict[frozenset[str], ClientRules] = {}  # rules without variables, shared by clients
+        self._fixed: Recent[frozenset[str], ClientRules] = Recent(
+            CACHED_RULES
+        )  # rules without variables, shared by clients
 
     def doubtful(self, mapping: Rules) -> list[str]:
         """Return warnings about `topic` rules that name a Kafka topic, which MQTT clients reach under another name."""
@@ -141,8 +144,6 @@ class ListedRules:
             groups=tuple(groups),
         )
         if not any(template.variables for _, template in found):
-            if len(self._fixed) >= CACHED_RULES:
-                self._fixed.clear()
             self._fixed[named] = rules
         return rules
 

@@ -30,6 +30,7 @@ from typing import Final, Protocol
 from weakref import WeakSet
 
 from gateway.config import AccessRule
+from gateway.recent import Recent
 from gateway.security.access_rules import ListedRules
 from gateway.security.fair_queue import Unavailable
 from gateway.security.identity import Identity
@@ -162,7 +163,7 @@ class AccessList:
         self._tenancy = tenancy
         self._listed = None if rules is None else ListedRules(rules)
         self._book: Rulebook | None = self._listed
-        self._grants: dict[tuple[Identity, str], Grant] = {}
+        self._grants: Recent[tuple[Identity, str], Grant] = Recent(CACHED_GRANTS)  # connections keep theirs
         self._given: WeakSet[Grant] = WeakSet()  # live grants under rules that can change
         self._changed: set[Grant] = set()
         self._renewing = False
@@ -196,8 +197,6 @@ class AccessList:
         key = identity, "" if book is self._listed else host_of(peer)
         grant = self._grants.get(key)
         if grant is None:
-            if len(self._grants) >= CACHED_GRANTS:
-                self._grants.clear()  # connections keep theirs
             grant = self._grants[key] = self._grant(book, identity, None, key[1])
         return grant
 

@@ -36,6 +36,7 @@ TOPIC: Final = "__trivium_groups"
 READY_S: Final = 10.0  # how long a client waits for Kafka's answer about a name
 SWEEP_S: Final = 6 * 3600.0  # between two sweeps for groups that Kafka has deleted
 YOUNG_MS: Final = 24 * 3_600_000  # younger claims and uses are kept: the group may not exist yet
+NAME_LIMIT: Final = 320  # characters: HTTP's 255 and a tenant's prefix
 NAMES_PER_PRINCIPAL: Final = 20_000
 NAMES: Final = 200_000  # in total: about 100 MB at some 500 bytes each
 
@@ -147,8 +148,10 @@ class GroupNames:
 
         Raises:
             Refused: DENIED if another principal owns the group; BUSY if Kafka does not answer or the client has too
-                many names.
+                many names; UNFIT for a name that is too long to be remembered.
         """
+        if len(group) > NAME_LIMIT:
+            raise Refused(Outcome.UNFIT, f"the name of a group has at most {NAME_LIMIT} characters")
         said = grant.group("read", group)  # also False for a name outside the client's namespace
         if said is False:
             raise self._denied(group)

@@ -23,9 +23,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+import msgspec
+
 from gateway.config import ConfigError, SecurityConfig
 from gateway.kafka.cluster.rights import Operation as KafkaOp
 from gateway.kafka.driver.acl_requests import ALL, CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Acl
+from gateway.recent import Recent
 from gateway.security.access_rules import CACHED_RULES
 from gateway.security.filters import ANY, Beginning, Level
 from gateway.security.identity import Identity
@@ -99,8 +102,8 @@ class AclBook:
             entry = _Entry(acl._replace(host=_same_host(acl.host)))
             self._entries.setdefault(acl.principal, []).append(entry)
             if everyone:
-                self._named[acl.kind][_denied(entry.rule)] = None
-        self._known: dict[tuple[str, str], ClientRules] = {}
+                self._named[acl.kind][msgspec.structs.replace(entry.rule, allow=False)] = None
+        self._known: Recent[tuple[str, str], ClientRules] = Recent(CACHED_RULES)
 
     @staticmethod
     def relevant(acls: Iterable[Acl]) -> frozenset[Acl]:
@@ -129,8 +132,6 @@ class AclBook:
             host = WILDCARD
         rules = self._known.get((name, host))
         if rules is None:
-            if len(self._known) >= CACHED_RULES:
-                self._known.clear()
             rules = self._known[name, host] = self._compile(found)
         return rules
 
@@ -147,7 +148,7 @@ class AclBook:
             subscribe=self._of_topics(topics, KafkaOp.READ),
             admin=(_EVERYTHING,) if self._cluster(cluster, KafkaOp.ALTER) else (),
             groups=tuple(
-                GroupRule(action, rule.name, rule.beginning, rule.allow, kafka=True)
+                msgspec.structs.replace(rule, action=action)
                 for action, operation in _OF_GROUPS.items()
                 for rule in self._of_names(groups, operation, GROUP)
             ),
@@ -211,12 +212,6 @@ def _levels(acl: Acl) -> tuple[Level, ...]:
     if acl.name == WILDCARD and not acl.prefixed:
         return (ANY,)
     return (Beginning(acl.name) if acl.prefixed else acl.name, ANY)
-
-
-def _denied(rule: Rule | GroupRule) -> Rule | GroupRule:
-    if isinstance(rule, Rule):
-        return Rule(rule.action, rule.levels, False, rule.kafka)
-    return GroupRule(rule.action, rule.name, rule.beginning, False, kafka=True)
 
 
 def _same_host(host: str) -> str:

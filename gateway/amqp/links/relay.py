@@ -61,8 +61,6 @@ class RelayLink(IncomingLink):
             if not to:
                 raise AddressError(PRECONDITION_FAILED, "a message to an anonymous target needs the property `to`")
             address = self._peer.target(to)
-            if not self._peer.grant.publish.some(address.topic):  # a look-up could create the topic
-                raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {address.topic}")
         except AddressError as error:
             condition, description = error.error.condition, error.error.description
             outcome = _OUTCOMES.get(condition, Outcome.UNFIT)
@@ -76,6 +74,10 @@ class RelayLink(IncomingLink):
         info = self._ingress.publisher.known_topic(address.topic)
         if waiting is None and info is not None:
             self._store(message, info, now_ms)
+            return
+        if not self._peer.grant.publish.some(address.topic):  # the look-up could create the topic
+            reason = f"no right to publish to {address.topic}"
+            self.refuse(delivery, Outcome.DENIED, reason, transaction=transaction)
             return
         if transaction is not None:
             transaction.hold()

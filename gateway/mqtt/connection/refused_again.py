@@ -8,7 +8,6 @@ message is in Kafka.
 
 from __future__ import annotations
 
-import collections
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -20,6 +19,7 @@ from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.session.acks import Slot
+from gateway.recent import Recent
 from mapping.dead_letters import refused_letter
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, Record
@@ -47,16 +47,12 @@ class RefusedAgain:
     def __init__(self, publisher: Publisher, counters: Counters) -> None:
         self._publisher = publisher
         self._counters = counters
-        self._packets: collections.OrderedDict[bytes, int] = collections.OrderedDict()
-        self._logged: set[str] = set()
+        self._packets: Recent[bytes, int] = Recent(REMEMBERED)
+        self._logged: Recent[str, None] = Recent(LOGGED_TOPICS)
 
     def remember(self, client_id: str, packet_id: int) -> None:
         """Note the packet for which a client is being disconnected."""
-        key = _digest(client_id)
-        self._packets.pop(key, None)
-        if len(self._packets) >= REMEMBERED:
-            self._packets.popitem(last=False)
-        self._packets[key] = packet_id
+        self._packets[_digest(client_id)] = packet_id
 
     def take(self, client_id: str) -> int:
         """Return and forget the packet for which a client was last disconnected, or 0."""
@@ -65,9 +61,7 @@ class RefusedAgain:
     def store(self, record: Record, answered: Callable[[], None], slot: Slot, refused: Result) -> None:
         """Store a dead letter; `answered` is called when the slot has a result: stored, or the original refusal."""
         if record.topic not in self._logged:
-            if len(self._logged) >= LOGGED_TOPICS:
-                self._logged.clear()
-            self._logged.add(record.topic)
+            self._logged[record.topic] = None
             log.warning("a client resent a message that it was disconnected for; stored as a dead letter",
                         topic=record.topic, refused=REFUSED_TOPIC, outcome=refused.outcome.value,
                         reason=refused.reason)  # fmt: skip

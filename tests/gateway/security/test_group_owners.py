@@ -99,6 +99,17 @@ async def test_a_name_goes_when_kafka_has_forgotten_its_group(bootstrap: str) ->
         assert names.statistics().forgotten_total >= 1
 
 
+async def test_a_name_that_is_too_long_is_not_claimed(bootstrap: str) -> None:
+    """An MQTT share name may have 65,000 bytes."""
+    async with gateway_names(bootstrap, Clock()) as names:
+        before = names.statistics()
+        with pytest.raises(Refused) as refused:
+            await names.admit(ANN, uuid.uuid4().hex + "x" * 60_000)
+        assert refused.value.outcome is Outcome.UNFIT
+        assert names.statistics() == before
+        assert await admitted(names, ANN, uuid.uuid4().hex + "x" * 288)
+
+
 async def test_what_no_gateway_has_written_is_ignored(bootstrap: str) -> None:
     async with gateway_names(bootstrap, Clock()) as names:
         before = names.statistics()
