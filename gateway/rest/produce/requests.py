@@ -51,8 +51,8 @@ class Storing:
     async def store(self, call: Call, records: list[Record], body: bytes, key: str | None) -> web.Response:
         """Store the records, all of one topic, and answer when the last one is settled.
 
-        `body` is the decompressed body, which a repeated request must have too. `key` is from
-        `idempotency.request_key`.
+        `body` is the decompressed body, and what else its records are made of: a repeated request must have the same.
+        `key` is from `idempotency.request_key`.
 
         Raises:
             RestError: All records failed with the same status; or 409 or 422 because of the request's key.
@@ -266,7 +266,7 @@ class CloudEvents(OperationSet):
             raise forbidden(f"publish to {topic}")
         key = request_key(call.request)
         with call.enter(self._overload, topic) as slot:
-            body = await call.unchecked_body()
+            content = body = await call.unchecked_body()
             content_type = fields.get("Content-Type")
             essence = "" if content_type is None else content_type.partition(";")[0].strip().lower()
             if essence == EVENT_TYPE:
@@ -275,12 +275,13 @@ class CloudEvents(OperationSet):
                 events = from_batch(body, self._max_events)
             else:
                 events = [from_fields(fields.items(), content_type, body)]
+                content = msgspec.json.encode(sorted(events[0].attributes.items())) + body
             standard = ((GW_PROTOCOL, PROTOCOL), (GW_CLIENT, grant.identity.name.encode()))
             trace = trace_headers(fields.get("traceparent"), fields.get("tracestate"))
             records = [event_record(event, topic, standard, trace) for event in events]
             slot.count_records(len(records), len(body))
             if not records:
                 return control_answer(encode_results(()))
-            storing = self._storing.store(call, records, body, key)
-            del events, records, body  # see `Produce.send`
+            storing = self._storing.store(call, records, content, key)
+            del events, records, content, body  # see `Produce.send`
             return await storing
