@@ -155,6 +155,16 @@ class Instance:
         """Delete it: commit the confirmed positions; later requests for it get 404."""
         self.consumers.close(self)
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the client may no longer use the group."""
+        return self.grant.group("read", self.group) is False
+
+    def check_group(self) -> None:
+        """Raise RestError 403 if the client may no longer use the group."""
+        if self.is_refused:
+            raise forbidden(f"read in the group {self.grant.names.own(self.group)}")
+
 
 class Consumers(OperationSet):
     """All instances of this process, by group and name."""
@@ -271,10 +281,6 @@ class Consumers(OperationSet):
         if not instance.closed:
             self._spawn(self._close(instance, delivered=False, ended=BY_SERVER))
 
-    def with_patterns(self) -> list[Instance]:
-        """Return the instances that are subscribed to a pattern."""
-        return [instance for instance in self.listed() if instance.pattern is not None]
-
     async def delete(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`DELETE /consumers/{groupid}/instances/{name}`; ends a running poll.
 
@@ -358,6 +364,7 @@ class Consumers(OperationSet):
     async def _page(
         self, call: Call, instance: Instance, deadline: float, max_bytes: int, shown: Shown
     ) -> web.StreamResponse:
+        _check_rights(instance)
         pace = self._client_limits.check_reading(call.connection)
         member = instance.member
         member.progress.confirm()
@@ -480,8 +487,7 @@ class Consumers(OperationSet):
 def _check_rights(instance: Instance, chunks: Sequence[Chunk] = ()) -> None:
     """Raise RestError 403 if the client may no longer use the group, or may not read a topic of it."""
     grant, member = instance.grant, instance.member
-    if grant.group("read", instance.group) is False:
-        raise forbidden(f"read in the group {grant.names.own(instance.group)}")
+    instance.check_group()
     topics = {chunk.partition.topic for chunk in chunks}
     if instance.pattern is None:  # else topics that it may not read leave it
         topics.update(member.topics)
