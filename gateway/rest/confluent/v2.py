@@ -191,15 +191,14 @@ class ConfluentV2(OperationSet):
         member, topic = self._consumers.find(call.grant, group, name).member, call.grant.names.topic
         wanted = decode_positions(await call.body())
         offsets = {TopicPartition(topic(one.topic), one.partition): one.offset for one in wanted.offsets}
-        times: dict[int, list[TopicPartition]] = {}
-        for entry in wanted.timestamps:
-            times.setdefault(epoch_ms(entry.timestamp), []).append(TopicPartition(topic(entry.topic), entry.partition))
-        foreign = {one for partitions in times.values() for one in partitions} - set(member.assignment())
+        times = {TopicPartition(topic(one.topic), one.partition): epoch_ms(one.timestamp) for one in wanted.timestamps}
+        foreign = times.keys() - set(member.assignment())
         if foreign:
             raise NotAssignedError(foreign)
-        for timestamp, partitions in times.items():
-            offsets |= await self._lookup.ends(partitions)  # for partitions without such a record
-            offsets |= await self._lookup.since(partitions, timestamp)
+        if times:
+            offsets |= await self._lookup.ends(times.keys())  # for partitions without such a record
+        for timestamp in set(times.values()):
+            offsets |= await self._lookup.since([one for one in times if times[one] == timestamp], timestamp)
         member.seek(offsets)
         return no_content()
 

@@ -64,8 +64,9 @@ class RequestLimits:
         if wait_s > 0:
             self._limits.refused += 1
             again_s = math.ceil(wait_s)
-            pauses.begin(brake.reason, label, label)
-            asyncio.get_running_loop().call_later(again_s, pauses.end, brake.reason, label)
+            if pauses.since(brake.reason, label) is None:  # one timer, however often the client tries
+                pauses.begin(brake.reason, label, label)
+                asyncio.get_running_loop().call_later(again_s, pauses.end, brake.reason, label)
             message = f"You have {done} more than the {brake.reason} allows; try again"
             raise too_many(message, again_s, _fields(brake.limit, again_s))
 
