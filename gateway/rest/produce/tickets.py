@@ -42,13 +42,12 @@ class Results:
             partition = result.partition
             for index, offset in zip(tokens, offsets, strict=True):
                 results[index] = Stored(partition, offset)
-            self._settled(len(tokens))
         else:
             error = ErrorBody(ANSWERS[result.outcome].http, result.reason or result.outcome.value)
             for index in tokens:
                 results[index] = error
             self.failed += len(tokens)
-            self._settled(len(tokens))
+        self._settled(len(tokens))
 
     def stored_before(self, index: int, stored: Stored) -> None:
         """Note a record that an earlier attempt has stored."""

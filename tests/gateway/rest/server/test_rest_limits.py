@@ -13,6 +13,8 @@ from gateway.config import SecurityConfig
 from gateway.limits.brakes import Brake, Pace
 from gateway.pauses import RATES, pauses
 from gateway.rest.server.client_limits import RequestLimits
+from gateway.rest.server.concurrency import ConcurrencyLimit
+from gateway.security.identity import Identity
 from protocols.rest.errors import RestError
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, raw_exchange, running_gateway
 from tests.support.waiting import wait_until
@@ -166,3 +168,14 @@ async def test_a_client_over_its_rate_costs_one_timer_however_often_it_tries(mon
         end(*arguments)
         assert pauses.since(RATES[0], "greedy") is None
         ends.clear()
+
+
+def test_clients_of_two_tenants_may_have_the_same_name() -> None:
+    limit = ConcurrencyLimit(10, 1)
+    connection = cast("Any", None)
+    clients = [limit.enter(connection, Identity("ann", "token", tenant=tenant)) for tenant in ("one", "other", None)]
+    with pytest.raises(RestError, match="too many requests in progress"):
+        limit.enter(connection, Identity("ann", "token", tenant="one"))
+    for client in clients:
+        limit.leave(client)
+    assert limit.statistics().clients == 0
