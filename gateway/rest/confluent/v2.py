@@ -14,7 +14,7 @@ from gateway.kafka.groups.polled_member import NotAssignedError
 from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.consume.instances import Consumers
 from gateway.rest.consume.subscriptions import Subscriptions
-from gateway.rest.produce.tickets import Ticket, raise_common_failure, submit_allowed
+from gateway.rest.produce.tickets import check_place, raise_common_failure, store
 from gateway.rest.server.answers import control_answer, error_answer, no_content
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
@@ -38,7 +38,7 @@ from protocols.rest.confluent import (
     produce_results,
 )
 from protocols.rest.consuming import PollLimits, decode_partitions
-from protocols.rest.errors import Fault, RestError, not_found
+from protocols.rest.errors import Fault, RestError
 from protocols.rest.media import CONTROL_TYPE, FORMATS, body_type
 from protocols.rest.responses import ErrorBody, encode
 
@@ -101,11 +101,7 @@ class ConfluentV2(OperationSet):
             raise forbidden(f"publish to {topic}")
         embedded = FORMATS[media]
         with call.enter(self._overload, topic) as slot:
-            info = self._publisher.known_topic(topic) or await self._publisher.topic(
-                topic, principal=grant.identity.name
-            )
-            if partition is not None and partition >= info.partitions:
-                raise not_found(f"Topic {topic} has no partition {partition}", Fault.PARTITION)
+            await check_place(self._publisher, topic, partition, grant.identity.name)
             body = await call.body()
             records = to_records(
                 body,
@@ -119,12 +115,10 @@ class ConfluentV2(OperationSet):
             slot.count_records(len(records), len(body))
             if not records:
                 return control_answer(encode(produce_results(())))
-            ticket = Ticket(len(records), grant.identity.name)
-            submit_allowed(self._publisher, grant, records, ticket)
-            del records, body
-            await ticket.done
-        if ticket.failed:
-            raise_common_failure(ticket)
+            storing = store(self._publisher, grant, records)
+            del records, body  # for the same reason as in `store`
+            ticket = await storing
+        raise_common_failure(ticket)
         return control_answer(encode(produce_results(ticket.results)))
 
     # Consumers

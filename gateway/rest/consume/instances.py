@@ -233,7 +233,7 @@ class Consumers(OperationSet):
             await self._close(instance, delivered=False)
             raise busy(SHUTTING_DOWN, close=True)
         self._counts.created_total += 1
-        self._presence.consumer(instance, call.connection.peer)
+        self._presence.online(instance.identifier, instance, name, instance.principal, call.connection.peer)
         log.info("consumer created", group=group, name=name, principal=grant.identity.name)
         return CreatedConsumer(name, uri)
 
@@ -304,7 +304,7 @@ class Consumers(OperationSet):
     async def _close(self, instance: Instance, *, delivered: bool, ended: Ended = STOPPED) -> None:
         """Remove the instance immediately, then commit its positions and leave the group."""
         self._instances.pop((instance.group, instance.name), None)
-        self._presence.consumer_deleted(instance, ended)
+        self._presence.offline(instance.identifier, instance, ended)
         instance.closed = True
         member = instance.member
         member.interrupt()

@@ -20,7 +20,7 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.http_server import HttpConnection
 from gateway.rest.produce.idempotency import KEY_FIELD, KeyedRequests, request_key
-from gateway.rest.produce.tickets import Results, Ticket, raise_common_failure, submit_allowed
+from gateway.rest.produce.tickets import Results, check_place, raise_common_failure, store, submit_allowed
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.call import Call
 from gateway.rest.server.direct_requests import DirectRequest
@@ -34,7 +34,7 @@ from mapping.record import GW_CLIENT, GW_PROTOCOL, Headers, Record
 from mapping.rest.events import event_record
 from mapping.rest.incoming import PROTOCOL, to_records, trace_headers
 from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from_fields, from_json
-from protocols.rest.errors import RestError, not_found, unprocessable
+from protocols.rest.errors import RestError, unprocessable
 from protocols.rest.media import Format, produce_format
 from protocols.rest.responses import encode_results
 
@@ -63,11 +63,9 @@ class Storing:
         topic = records[0].topic
         if self._publisher.known_topic(topic) is None:
             await self._look_up(topic, call.grant.identity.name)
-        ticket = Ticket(len(records), call.grant.identity.name)
-        submit_allowed(self._publisher, call.grant, records, ticket)
-        del records, body  # for the same reason as in the caller
-        await ticket.done
-        return control_answer(self.answer_of(ticket))
+        storing = store(self._publisher, call.grant, records)
+        del records, body  # for the same reason as in `store`
+        return control_answer(self.answer_of(await storing))
 
     def answer_of(self, ticket: Results) -> bytes:
         """Return the body of the answer; RestError if all records failed with the same status."""
@@ -169,7 +167,7 @@ class Produce(OperationSet):
             body = await call.unchecked_body()
             records = self._read(body, target, grant, slot, call.begin_publish(topic))
             if unacknowledged:
-                await self._check(target, grant)
+                await check_place(self._publisher, topic, partition, grant.identity.name)
                 return self._send_unacknowledged(records, call)
             if not records:
                 return await self._answer_empty(target, grant)
@@ -212,17 +210,9 @@ class Produce(OperationSet):
         slot.count_records(len(records), len(body))
         return records
 
-    async def _check(self, target: _Target, grant: Grant) -> None:
-        """Refuse an unknown topic or partition, when no record's result would report it."""
-        info = self._publisher.known_topic(target.topic) or await self._publisher.topic(
-            target.topic, principal=grant.identity.name
-        )
-        if target.partition is not None and target.partition >= info.partitions:
-            raise not_found(f"Topic {target.topic} has no partition {target.partition}")
-
     async def _answer_empty(self, target: _Target, grant: Grant) -> web.Response:
         """Return the answer to a request without records."""
-        await self._check(target, grant)
+        await check_place(self._publisher, target.topic, target.partition, grant.identity.name)
         return control_answer(encode_results(()))
 
     def _send_unacknowledged(self, records: Sequence[Record], call: Call) -> web.Response:
