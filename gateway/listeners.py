@@ -158,6 +158,7 @@ def make_rest(
             log.lookup,
             consumer_settings(log.kafka, "requests"),
             delivery_timeout_s=log.kafka.delivery_timeout_s,
+            max_running=process.config.http.max_concurrent,
             spawn=process.spawn,
             wall_clock=wall_clock,
             random_id=partial(secrets.token_hex, 8),

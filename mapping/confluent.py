@@ -26,10 +26,7 @@ def without_headers(record: Received, embedded: Format) -> RecordItem:
 
     The dialect has no headers. The timestamp is Karapace's addition; Confluent's clients ignore it.
     """
-    item = from_record(record, embedded)
-    if item.headers is msgspec.UNSET:
-        return item
-    return RecordItem(item.topic, item.key, item.value, item.partition, item.offset, item.timestamp, msgspec.UNSET)
+    return from_record(msgspec.structs.replace(record, headers=()), embedded)
 
 
 class ReportData(NamedTuple):

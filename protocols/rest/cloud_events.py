@@ -21,7 +21,8 @@ _NOT_EMPTY: Final = (*_REQUIRED, "datacontenttype", "dataschema", "subject")
 _NAME: Final = re.compile(r"[a-z0-9]{1,64}")  # section 3.1 of the specification, which recommends at most 20
 _TIME: Final = re.compile(
     r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[Tt]([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?"
-    r"([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"
+    r"([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)",
+    re.ASCII,
 )
 _LARGEST: Final = 2**31 - 1
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -19,7 +19,7 @@ from typing import Any, Final
 import jsonschema_rs
 import msgspec
 
-from protocols.rest.errors import Fault, RestError, invalid, refused_by_contract
+from protocols.rest.errors import Fault, RestError, invalid, is_text, refused_by_contract
 from protocols.rest.requests import decode
 
 METHODS: Final = ("delete", "get", "head", "options", "patch", "post", "put")
@@ -97,6 +97,8 @@ class Parameter(msgspec.Struct, frozen=True):
     def value(self, texts: Sequence[str]) -> Any:
         """Convert and validate the texts that were sent; RestError 400."""
         where = f"{self.place} parameter `{self.name}`"
+        if not all(map(is_text, texts)):
+            raise invalid(f"It is not UTF-8 - at {where}")
         if self.kind == "array":
             value: Any = list(texts)
         elif len(texts) > 1:

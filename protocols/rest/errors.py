@@ -63,6 +63,11 @@ class RestError(Exception):
         self.fault = fault  # the cause; None where the status says enough
 
 
+def is_text(field: str) -> bool:
+    """Whether a header field is UTF-8; bytes that are not are lone surrogates in it."""
+    return field.isascii() or field == _shown(field)
+
+
 def _shown(text: str) -> str:
     """Make `text` encodable: bytes of a header field that are not UTF-8 arrive here as lone surrogates."""
     return text.encode("utf-8", "backslashreplace").decode()

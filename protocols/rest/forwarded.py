@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote
 
-from protocols.rest.errors import RestError
+from protocols.rest.errors import RestError, is_text
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
@@ -19,7 +19,7 @@ def base_uri(headers: Mapping[str, str], path: str, *, secure: bool, bound: str)
     any host (HTTP/1.0).
 
     Raises:
-        RestError: 400 for a forwarded scheme that is neither http nor https.
+        RestError: 400 for a forwarded scheme that is neither http nor https, or a forwarded host that is not UTF-8.
     """
     forwarded = headers.get("Forwarded")
     pairs = _first_element(forwarded) if forwarded else {}
@@ -31,6 +31,8 @@ def base_uri(headers: Mapping[str, str], path: str, *, secure: bool, bound: str)
     host, scheme = _first(host), _first(scheme).lower()
     if scheme not in _DEFAULT_PORTS:
         raise RestError(400, f"{scheme[:32]} is not a valid schema/proto.")
+    if not is_text(host):
+        raise RestError(400, f"{host[:255]} is not a valid host.")
     if ":" not in host.rpartition("]")[2]:
         host = f"{host}:{_DEFAULT_PORTS[scheme]}"
     return f"{scheme}://{host}{path}"
@@ -39,7 +41,12 @@ def base_uri(headers: Mapping[str, str], path: str, *, secure: bool, bound: str)
 def client_path(headers: Mapping[str, str], path: str) -> str:
     """Return the path of this request as the client sees it, encoded: `X-Forwarded-Path`, or else `path`."""
     forwarded = headers.get("X-Forwarded-Path")
-    return path if forwarded is None else quote(forwarded.rstrip("/"), safe="/%:@!$&'()*+,;=~-._")
+    return path if forwarded is None else encoded(forwarded.rstrip("/"))
+
+
+def encoded(path: str) -> str:
+    """Percent-encode what a path in a header field may have that a URL may not."""
+    return quote(path, safe="/%:@!$&'()*+,;=~-._", errors="surrogateescape")
 
 
 def group_path(group: str) -> str:

@@ -7,18 +7,21 @@ have the subscription's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from protocols.rest.errors import RestError
 from protocols.rest.media import Format
-from protocols.rest.positions import Wanted, wanted
+from protocols.rest.positions import LARGEST_OFFSET, Wanted, wanted
 from protocols.rest.responses import ErrorBody, Stored, encode
 
 SUBPROTOCOL: Final = "trivium.v1"
 LARGEST_CREDIT: Final = 2**31 - 1
 ID_LIMIT: Final = 256  # characters
+
+
+_Long = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_OFFSET)]  # as in the parameters of an event stream
 
 
 class _Message(msgspec.Struct, frozen=True, gc=False, tag_field="type", forbid_unknown_fields=True, kw_only=True):
@@ -41,8 +44,8 @@ class Subscribe(_Message, frozen=True, gc=False, tag="subscribe", rename={"start
     format: Format = Format.JSON  # of keys and values in the records
     # start, offset, timestamp, partition: where to start; like the parameters of an event stream
     start: str | None = None
-    offset: int | None = None
-    timestamp: int | None = None
+    offset: _Long | None = None
+    timestamp: _Long | None = None
     partition: int | None = None
     group: str | None = None  # join this consumer group; each record must then be acknowledged or released
     key: tuple[str, ...] = ()  # only records with one of these keys

@@ -54,8 +54,6 @@ def encode(value: Any) -> bytes:
 
 def encode_results(results: Sequence[Stored | ErrorBody]) -> bytes:
     """Encode the answer to a produce request: one entry for each record, in the order of the request."""
-    if len(results) == 1 and type(results[0]) is Stored:
-        return b'{"offsets":[{"partition":%d,"offset":%d}]}' % (results[0].partition, results[0].offset)
     return _ENCODER.encode({"offsets": results})
 
 

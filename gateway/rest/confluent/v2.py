@@ -14,7 +14,7 @@ from gateway.kafka.groups.polled_member import NotAssignedError
 from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.consume.instances import Consumers
 from gateway.rest.consume.subscriptions import Subscriptions
-from gateway.rest.produce.tickets import Ticket, raise_common_failure, submit_allowed
+from gateway.rest.produce.tickets import check_place, raise_common_failure, store
 from gateway.rest.server.answers import control_answer, error_answer, no_content
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
@@ -38,7 +38,7 @@ from protocols.rest.confluent import (
     produce_results,
 )
 from protocols.rest.consuming import PollLimits, decode_partitions
-from protocols.rest.errors import Fault, RestError, not_found
+from protocols.rest.errors import Fault, RestError
 from protocols.rest.media import CONTROL_TYPE, FORMATS, body_type
 from protocols.rest.responses import ErrorBody, encode
 
@@ -101,11 +101,7 @@ class ConfluentV2(OperationSet):
             raise forbidden(f"publish to {topic}")
         embedded = FORMATS[media]
         with call.enter(self._overload, topic) as slot:
-            info = self._publisher.known_topic(topic) or await self._publisher.topic(
-                topic, principal=grant.identity.name
-            )
-            if partition is not None and partition >= info.partitions:
-                raise not_found(f"Topic {topic} has no partition {partition}", Fault.PARTITION)
+            await check_place(self._publisher, topic, partition, grant.identity.name)
             body = await call.body()
             records = to_records(
                 body,
@@ -119,12 +115,10 @@ class ConfluentV2(OperationSet):
             slot.count_records(len(records), len(body))
             if not records:
                 return control_answer(encode(produce_results(())))
-            ticket = Ticket(len(records), grant.identity.name)
-            submit_allowed(self._publisher, grant, records, ticket)
-            del records, body
-            await ticket.done
-        if ticket.failed:
-            raise_common_failure(ticket)
+            storing = store(self._publisher, grant, records)
+            del records, body  # for the same reason as in `store`
+            ticket = await storing
+        raise_common_failure(ticket)
         return control_answer(encode(produce_results(ticket.results)))
 
     # Consumers
@@ -191,15 +185,14 @@ class ConfluentV2(OperationSet):
         member, topic = self._consumers.find(call.grant, group, name).member, call.grant.names.topic
         wanted = decode_positions(await call.body())
         offsets = {TopicPartition(topic(one.topic), one.partition): one.offset for one in wanted.offsets}
-        times: dict[int, list[TopicPartition]] = {}
-        for entry in wanted.timestamps:
-            times.setdefault(epoch_ms(entry.timestamp), []).append(TopicPartition(topic(entry.topic), entry.partition))
-        foreign = {one for partitions in times.values() for one in partitions} - set(member.assignment())
+        times = {TopicPartition(topic(one.topic), one.partition): epoch_ms(one.timestamp) for one in wanted.timestamps}
+        foreign = times.keys() - set(member.assignment())
         if foreign:
             raise NotAssignedError(foreign)
-        for timestamp, partitions in times.items():
-            offsets |= await self._lookup.ends(partitions)  # for partitions without such a record
-            offsets |= await self._lookup.since(partitions, timestamp)
+        if times:
+            offsets |= await self._lookup.ends(times.keys())  # for partitions without such a record
+        for timestamp in set(times.values()):
+            offsets |= await self._lookup.since([one for one in times if times[one] == timestamp], timestamp)
         member.seek(offsets)
         return no_content()
 

@@ -155,6 +155,16 @@ class Instance:
         """Delete it: commit the confirmed positions; later requests for it get 404."""
         self.consumers.close(self)
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the client may no longer use the group."""
+        return self.grant.group("read", self.group) is False
+
+    def check_group(self) -> None:
+        """Raise RestError 403 if the client may no longer use the group."""
+        if self.is_refused:
+            raise forbidden(f"read in the group {self.grant.names.own(self.group)}")
+
 
 class Consumers(OperationSet):
     """All instances of this process, by group and name."""
@@ -223,7 +233,7 @@ class Consumers(OperationSet):
             await self._close(instance, delivered=False)
             raise busy(SHUTTING_DOWN, close=True)
         self._counts.created_total += 1
-        self._presence.consumer(instance, call.connection.peer)
+        self._presence.online(instance.identifier, instance, name, instance.principal, call.connection.peer)
         log.info("consumer created", group=group, name=name, principal=grant.identity.name)
         return CreatedConsumer(name, uri)
 
@@ -271,10 +281,6 @@ class Consumers(OperationSet):
         if not instance.closed:
             self._spawn(self._close(instance, delivered=False, ended=BY_SERVER))
 
-    def with_patterns(self) -> list[Instance]:
-        """Return the instances that are subscribed to a pattern."""
-        return [instance for instance in self.listed() if instance.pattern is not None]
-
     async def delete(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`DELETE /consumers/{groupid}/instances/{name}`; ends a running poll.
 
@@ -298,7 +304,7 @@ class Consumers(OperationSet):
     async def _close(self, instance: Instance, *, delivered: bool, ended: Ended = STOPPED) -> None:
         """Remove the instance immediately, then commit its positions and leave the group."""
         self._instances.pop((instance.group, instance.name), None)
-        self._presence.consumer_deleted(instance, ended)
+        self._presence.offline(instance.identifier, instance, ended)
         instance.closed = True
         member = instance.member
         member.interrupt()
@@ -358,6 +364,7 @@ class Consumers(OperationSet):
     async def _page(
         self, call: Call, instance: Instance, deadline: float, max_bytes: int, shown: Shown
     ) -> web.StreamResponse:
+        _check_rights(instance)
         pace = self._client_limits.check_reading(call.connection)
         member = instance.member
         member.progress.confirm()
@@ -480,8 +487,7 @@ class Consumers(OperationSet):
 def _check_rights(instance: Instance, chunks: Sequence[Chunk] = ()) -> None:
     """Raise RestError 403 if the client may no longer use the group, or may not read a topic of it."""
     grant, member = instance.grant, instance.member
-    if grant.group("read", instance.group) is False:
-        raise forbidden(f"read in the group {grant.names.own(instance.group)}")
+    instance.check_group()
     topics = {chunk.partition.topic for chunk in chunks}
     if instance.pattern is None:  # else topics that it may not read leave it
         topics.update(member.topics)

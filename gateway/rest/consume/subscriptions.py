@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import structlog
 from aiohttp import web
@@ -40,7 +41,7 @@ class Subscriptions(OperationSet):
         self._topics = services.topics
         self._spawn = services.spawn
         self._following = False  # whether `_topics_changed` is registered with `Topics`
-        services.access_list.watch(lambda _: self._topics_changed())
+        services.access_list.watch(self._rights_changed)
         self.operations = {
             "subscribe": self.subscribe,
             "listSubscriptions": self.list_subscriptions,
@@ -56,28 +57,29 @@ class Subscriptions(OperationSet):
         instance = self._consumers.find(call.grant, group, name)
         wanted = decode_subscription(await call.body())
         member = instance.member
-        if member.is_manual:
-            raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
-        if wanted.topic_pattern is not None:
-            if member.is_subscribed and instance.pattern is None:
-                raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
-            await self._subscribe_pattern(instance, TopicPattern(wanted.topic_pattern))
-            return no_content()
+        by_pattern = wanted.topic_pattern is not None
         topics = tuple(dict.fromkeys(map(call.grant.names.topic, wanted.topics or ())))
-        if topics and instance.pattern is not None:
-            raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
-        if not topics:
+        _check_other(instance, topics, by_pattern=by_pattern)
+        pattern = None if wanted.topic_pattern is None else TopicPattern(wanted.topic_pattern)
+        if pattern is None and not topics:
             instance.pattern = None
             member.unsubscribe()
             return no_content()
+        instance.check_group()
+        if pattern is not None:
+            await self._refresh(pattern)
         for topic in topics:
             await self._check_readable(call.grant, topic)
-        if topics != member.topics:
+        _check_other(instance, topics, by_pattern=by_pattern)  # again: another request may have been faster
+        if pattern is not None:
+            instance.pattern = pattern
+            await member.subscribe(self._matching(instance, pattern))
+        elif topics != member.topics:
             await member.subscribe(topics)
         return no_content()
 
-    async def _subscribe_pattern(self, instance: Instance, pattern: TopicPattern) -> None:
-        """Subscribe to the topics that match now; the subscription follows topics that are created and deleted."""
+    async def _refresh(self, pattern: TopicPattern) -> None:
+        """Look for new topics that match; from now on subscriptions follow topics that are created and deleted."""
         if not self._following:
             self._following = True
             self._topics.watch(self._topics_changed)
@@ -85,25 +87,30 @@ class Subscriptions(OperationSet):
             await self._topics.refresh()
         except Refused:
             log.info("topics not refreshed; the pattern uses the known ones", pattern=pattern.text)
-        instance.pattern = pattern
-        await instance.member.subscribe(self._matching(instance, pattern))
 
     def _matching(self, instance: Instance, pattern: TopicPattern) -> tuple[str, ...]:
         names, readable = instance.grant.names, instance.grant.subscribe.whole_topic
         there = sorted(filter(names.has, self._topics.names))
         return tuple(topic for topic in there if pattern.matches(names.own(topic)) and readable(topic))
 
-    def _topics_changed(
-        self, appeared: frozenset[str] = frozenset(), disappeared: frozenset[str] = frozenset()
-    ) -> None:
-        for instance in self._consumers.with_patterns():
-            assert instance.pattern is not None
-            topics = self._matching(instance, instance.pattern)
-            if topics != instance.member.topics:
-                self._spawn(self._follow(instance, topics))
+    def _rights_changed(self, _changed: AbstractSet[Grant]) -> None:
+        """Let topics and groups go that their clients may no longer read: a group's other members get the records."""
+        for instance in self._consumers.listed():
+            if instance.is_refused:
+                self._consumers.close(instance)
+        self._topics_changed(frozenset(), frozenset())
 
-    async def _follow(self, instance: Instance, topics: tuple[str, ...]) -> None:
+    def _topics_changed(self, appeared: frozenset[str], disappeared: frozenset[str]) -> None:
+        for instance in self._consumers.listed():
+            if instance.pattern is not None:
+                self._spawn(self._follow(instance))
+
+    async def _follow(self, instance: Instance) -> None:
+        """Subscribe to the topics that match the pattern now, if they have changed."""
         if instance.closed or instance.pattern is None:
+            return
+        topics = self._matching(instance, instance.pattern)
+        if topics == instance.member.topics:
             return
         try:
             await instance.member.subscribe(topics)
@@ -137,15 +144,16 @@ class Subscriptions(OperationSet):
         instance = self._consumers.find(call.grant, group, name)
         wanted = decode_partitions(await call.body())
         member = instance.member
-        if member.is_subscribed:
-            raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
+        _check_unsubscribed(instance)
         if not wanted:
             member.unsubscribe()
             return no_content()
+        instance.check_group()
         names = call.grant.names
         for entry in wanted:
             if entry.partition >= await self._check_readable(call.grant, names.topic(entry.topic)):
                 raise not_found(f"Topic {entry.topic} has no partition {entry.partition}", Fault.PARTITION)
+        _check_unsubscribed(instance)  # again: another request may have been faster
         await member.assign(_partitions(wanted, names))
         return no_content()
 
@@ -181,6 +189,20 @@ class Subscriptions(OperationSet):
         if not grant.subscribe.whole_topic(topic):
             raise forbidden(f"subscribe to {topic}")
         return (await self._publisher.topic(topic, principal=grant.identity.name)).partitions
+
+
+def _check_other(instance: Instance, topics: Sequence[str], *, by_pattern: bool) -> None:
+    """Raise RestError 409 if a consumer has partitions or the other kind of subscription."""
+    member = instance.member
+    by_name = member.is_subscribed and instance.pattern is None
+    if member.is_manual or (by_pattern and by_name) or (topics and instance.pattern is not None):
+        raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
+
+
+def _check_unsubscribed(instance: Instance) -> None:
+    """Raise RestError 409 if a consumer has a subscription."""
+    if instance.member.is_subscribed:
+        raise RestError(409, EXCLUSIVE, fault=Fault.EXCLUSIVE)
 
 
 def _partitions(entries: Sequence[Partition], names: Names) -> list[TopicPartition]:

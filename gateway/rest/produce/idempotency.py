@@ -65,6 +65,7 @@ class KeyedRequests:
         kafka: Mapping[str, Any],
         *,
         delivery_timeout_s: float,
+        max_running: int,
         spawn: Spawn,
         wall_clock: Callable[[], int],
         random_id: Callable[[], str],
@@ -72,7 +73,8 @@ class KeyedRequests:
         """Keep keys in `table`, which `state` fills from Kafka.
 
         `kafka` has the connection arguments of a consumer for `find_records`. No record is stored later than
-        `delivery_timeout_s` after it was submitted. `wall_clock` returns epoch milliseconds, `random_id` the id of an
+        `delivery_timeout_s` after it was submitted. At most `max_running` requests are executed at once: they go on in
+        memory when their clients have disconnected. `wall_clock` returns epoch milliseconds, `random_id` the id of an
         attempt.
         """
         self.replayed = 0
@@ -87,6 +89,7 @@ class KeyedRequests:
         self._wall_clock = wall_clock
         self._random_id = random_id
         self._running: set[str] = set()
+        self._max_running = max_running
         self._scanning = asyncio.Lock()  # one scan at a time: after a crash all clients may need one
 
     def statistics(self) -> KeyedStatistics:
@@ -96,11 +99,14 @@ class KeyedRequests:
     async def store(self, call: Call, records: list[Record], body: bytes, key: str) -> web.Response:
         """Like `Storing.store`, for a request with a key. Continues if the client disconnects, as it will retry."""
         name = _name(call, key)
-        digest = hashlib.sha256(call.request.headers.get("Content-Type", "").encode() + b"\0" + body).hexdigest()
+        media = call.request.headers.get("Content-Type", "").encode("utf-8", "surrogateescape")
+        digest = hashlib.sha256(media + b"\0" + body).hexdigest()
         if not self._state.loaded.is_set():
             raise busy("Earlier requests are still being read; try again")
         if name in self._running:
             raise _in_progress(1)
+        if len(self._running) >= self._max_running:
+            raise busy("Too many requests with a key are in progress; try again")
         self._running.add(name)
         done: asyncio.Future[web.Response | RestError | Refused] = asyncio.get_running_loop().create_future()
         self._spawn(self._run(done, name, digest, call.grant, records))

@@ -17,7 +17,9 @@ from mapping.record import Received
 
 REQUESTS: Final = "__trivium_requests"
 OVERHEAD: Final = 1024
-"""Memory that a request counts for in addition to its answer."""
+"""Memory that a request counts for in addition to its answer and offsets."""
+OFFSET: Final = 100
+"""Memory of one partition's offset in `KeptRequest.scan`."""
 LIMIT_BYTES: Final = 64 * 1024 * 1024
 """Memory of all kept requests; over it, new keys are refused until old ones expire."""
 RETENTION_MARGIN_MS: Final = 3_600_000
@@ -124,4 +126,4 @@ def _follows(new: KeptRequest, known: KeptRequest) -> bool:
 
 
 def _size(kept: KeptRequest) -> int:
-    return OVERHEAD + len(kept.body)
+    return OVERHEAD + len(kept.body) + OFFSET * len(kept.scan)

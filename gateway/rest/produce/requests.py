@@ -20,7 +20,7 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.http_server import HttpConnection
 from gateway.rest.produce.idempotency import KEY_FIELD, KeyedRequests, request_key
-from gateway.rest.produce.tickets import Results, Ticket, raise_common_failure, submit_allowed
+from gateway.rest.produce.tickets import Results, check_place, raise_common_failure, store, submit_allowed
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.call import Call
 from gateway.rest.server.direct_requests import DirectRequest
@@ -34,7 +34,7 @@ from mapping.record import GW_CLIENT, GW_PROTOCOL, Headers, Record
 from mapping.rest.events import event_record
 from mapping.rest.incoming import PROTOCOL, to_records, trace_headers
 from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from_fields, from_json
-from protocols.rest.errors import RestError, not_found, unprocessable
+from protocols.rest.errors import RestError, unprocessable
 from protocols.rest.media import Format, produce_format
 from protocols.rest.responses import encode_results
 
@@ -51,8 +51,8 @@ class Storing:
     async def store(self, call: Call, records: list[Record], body: bytes, key: str | None) -> web.Response:
         """Store the records, all of one topic, and answer when the last one is settled.
 
-        `body` is the decompressed body, which a repeated request must have too. `key` is from
-        `idempotency.request_key`.
+        `body` is the decompressed body, and what else its records are made of: a repeated request must have the same.
+        `key` is from `idempotency.request_key`.
 
         Raises:
             RestError: All records failed with the same status; or 409 or 422 because of the request's key.
@@ -63,11 +63,9 @@ class Storing:
         topic = records[0].topic
         if self._publisher.known_topic(topic) is None:
             await self._look_up(topic, call.grant.identity.name)
-        ticket = Ticket(len(records), call.grant.identity.name)
-        submit_allowed(self._publisher, call.grant, records, ticket)
-        del records, body  # for the same reason as in the caller
-        await ticket.done
-        return control_answer(self.answer_of(ticket))
+        storing = store(self._publisher, call.grant, records)
+        del records, body  # for the same reason as in `store`
+        return control_answer(self.answer_of(await storing))
 
     def answer_of(self, ticket: Results) -> bytes:
         """Return the body of the answer; RestError if all records failed with the same status."""
@@ -169,7 +167,7 @@ class Produce(OperationSet):
             body = await call.unchecked_body()
             records = self._read(body, target, grant, slot, call.begin_publish(topic))
             if unacknowledged:
-                await self._check(target, grant)
+                await check_place(self._publisher, topic, partition, grant.identity.name)
                 return self._send_unacknowledged(records, call)
             if not records:
                 return await self._answer_empty(target, grant)
@@ -212,17 +210,9 @@ class Produce(OperationSet):
         slot.count_records(len(records), len(body))
         return records
 
-    async def _check(self, target: _Target, grant: Grant) -> None:
-        """Refuse an unknown topic or partition, when no record's result would report it."""
-        info = self._publisher.known_topic(target.topic) or await self._publisher.topic(
-            target.topic, principal=grant.identity.name
-        )
-        if target.partition is not None and target.partition >= info.partitions:
-            raise not_found(f"Topic {target.topic} has no partition {target.partition}")
-
     async def _answer_empty(self, target: _Target, grant: Grant) -> web.Response:
         """Return the answer to a request without records."""
-        await self._check(target, grant)
+        await check_place(self._publisher, target.topic, target.partition, grant.identity.name)
         return control_answer(encode_results(()))
 
     def _send_unacknowledged(self, records: Sequence[Record], call: Call) -> web.Response:
@@ -266,7 +256,7 @@ class CloudEvents(OperationSet):
             raise forbidden(f"publish to {topic}")
         key = request_key(call.request)
         with call.enter(self._overload, topic) as slot:
-            body = await call.unchecked_body()
+            content = body = await call.unchecked_body()
             content_type = fields.get("Content-Type")
             essence = "" if content_type is None else content_type.partition(";")[0].strip().lower()
             if essence == EVENT_TYPE:
@@ -275,12 +265,13 @@ class CloudEvents(OperationSet):
                 events = from_batch(body, self._max_events)
             else:
                 events = [from_fields(fields.items(), content_type, body)]
+                content = msgspec.json.encode(sorted(events[0].attributes.items())) + body
             standard = ((GW_PROTOCOL, PROTOCOL), (GW_CLIENT, grant.identity.name.encode()))
             trace = trace_headers(fields.get("traceparent"), fields.get("tracestate"))
             records = [event_record(event, topic, standard, trace) for event in events]
             slot.count_records(len(records), len(body))
             if not records:
                 return control_answer(encode_results(()))
-            storing = self._storing.store(call, records, body, key)
-            del events, records, body  # see `Produce.send`
+            storing = self._storing.store(call, records, content, key)
+            del events, records, content, body  # see `Produce.send`
             return await storing

@@ -13,7 +13,7 @@ from gateway.kafka.publish.sender_partitions import Sender
 from gateway.security.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Record
-from protocols.rest.errors import RestError, retry_after
+from protocols.rest.errors import Fault, RestError, not_found, retry_after
 from protocols.rest.responses import ErrorBody, Stored
 
 NOT_THIS_KEY: Final = "with this key"
@@ -42,13 +42,12 @@ class Results:
             partition = result.partition
             for index, offset in zip(tokens, offsets, strict=True):
                 results[index] = Stored(partition, offset)
-            self._settled(len(tokens))
         else:
             error = ErrorBody(ANSWERS[result.outcome].http, result.reason or result.outcome.value)
             for index in tokens:
                 results[index] = error
             self.failed += len(tokens)
-            self._settled(len(tokens))
+        self._settled(len(tokens))
 
     def stored_before(self, index: int, stored: Stored) -> None:
         """Note a record that an earlier attempt has stored."""
@@ -135,6 +134,22 @@ def submit_allowed(
             publisher.submit(record, ticket, token, sender)
         else:
             ticket.refuse(token, denied_key(grant, topic))
+
+
+async def store(publisher: Publisher, grant: Grant, records: list[Record]) -> Ticket:
+    """Store the records of a request, all of one topic, and return their results."""
+    ticket = Ticket(len(records), grant.identity.name)
+    submit_allowed(publisher, grant, records, ticket)
+    del records  # from here on only the publisher, which counts them in its budget, may hold them
+    await ticket.done
+    return ticket
+
+
+async def check_place(publisher: Publisher, topic: str, partition: int | None, principal: str) -> None:
+    """Refuse an unknown topic or partition, where no record's result reports it."""
+    info = await publisher.topic(topic, principal=principal)
+    if partition is not None and partition >= info.partitions:
+        raise not_found(f"Topic {topic} has no partition {partition}", Fault.PARTITION)
 
 
 def denied_key(grant: Grant, topic: str) -> ErrorBody:

@@ -21,6 +21,7 @@ from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
+from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
 from mapping.amqp.addresses import AddressError, parse_target, path_of
 from mapping.outcomes import Outcome
@@ -150,8 +151,7 @@ class DeviceRequests(OperationSet):
         """`POST /requests/{address}`."""
         names = call.grant.names
         destination = self._destination(address, names)
-        if not call.grant.publish(destination.topic, destination.key):
-            raise forbidden(f"publish to {address}")
+        _check_right(call.grant, destination, address)
         timeout_ms = min(call.query["timeout"], round(self._config.max_request_wait_s * 1000))
         if self._waiting >= self._config.max_requests:
             raise busy("Too many requests wait for devices; try again")
@@ -170,6 +170,7 @@ class DeviceRequests(OperationSet):
                         # A missing destination (404) is reported before a missing reply topic (500).
                         await self._publisher.topic(destination.topic, principal=principal)
                         await self._listen(replies)
+                        _check_right(call.grant, destination, address)  # it may have changed while the body came
                         await self._publish(record, principal)
                         if call.span is not None:
                             call.span.published()
@@ -262,6 +263,11 @@ class DeviceRequests(OperationSet):
         """Return the counts so far."""
         late = sum(replies.late for replies in self._replies.values())
         return msgspec.structs.replace(self._counts, late_answers_total=late, waiting=self._waiting)
+
+
+def _check_right(grant: Grant, destination: Record, address: str) -> None:
+    if not grant.publish(destination.topic, destination.key):
+        raise forbidden(f"publish to {address}")
 
 
 def _shown(record: Received) -> web.Response:

@@ -40,7 +40,7 @@ class ConcurrencyLimit:
         """Count a request.
 
         Returns:
-            The client, for `leave`: its login's name, or the address of an anonymous client.
+            The client, for `leave`: its login's name and tenant, or the address of an anonymous client.
 
         Raises:
             RestError: 503 over the total limit, 429 over the client's; the request is not counted.
@@ -48,6 +48,8 @@ class ConcurrencyLimit:
         client = identity.name
         if identity.method == "anonymous":
             client = f"/{connection.address}"  # cannot be mistaken for a login's name
+        elif identity.tenant is not None:
+            client = f"{identity.tenant}\0{client}"  # two tenants may have the same name
         refusal = self._places.enter(client)
         if refusal is None:
             return client

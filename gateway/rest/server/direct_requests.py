@@ -15,6 +15,7 @@ from aiohttp import hdrs, web
 from gateway.net.http_requests import Prepared, Request
 from gateway.net.http_server import HttpConnection
 from gateway.rest.server.answers import control_answer, direct_answer
+from gateway.rest.server.audited import note_client
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.overload import ProduceSlot
@@ -78,9 +79,11 @@ class KnownRequest:
             return False
         request = DirectRequest(self, connection)
         connection.begin_direct(request)
+        identity = client.grant.identity
         try:
-            request.client = dispatcher.concurrency.enter(connection, client.grant.identity)
-            dispatcher.limits.enter(connection, client.grant.identity)
+            note_client(connection, identity)
+            request.client = dispatcher.concurrency.enter(connection, identity)
+            dispatcher.limits.enter(connection, identity)
             self.begin(request, client.grant, body)
         except Exception as error:  # the dispatcher answers and logs it
             request.fail(error)

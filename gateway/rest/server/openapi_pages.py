@@ -6,7 +6,6 @@ import functools
 import importlib.metadata
 import importlib.resources
 from typing import Any, Final
-from urllib.parse import quote
 
 import msgspec
 import yaml
@@ -18,6 +17,7 @@ from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from protocols.rest.contract import Contract, assemble
 from protocols.rest.errors import not_found
+from protocols.rest.forwarded import encoded
 from protocols.rest.media import PLAIN_JSON_TYPE, preferred
 from protocols.rest.responses import encode
 
@@ -122,7 +122,7 @@ class Documents(OperationSet):
         path = headers.get("X-Forwarded-Path") or headers.get("X-Forwarded-Prefix")
         if not path:
             return self._contract.document
-        server = {"url": "/" + quote(path.strip("/"), safe="/%:@!$&'()*+,;=~-._")}
+        server = {"url": "/" + encoded(path.strip("/"))}
         return {**self._contract.document, "servers": [server]}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Final, Self
 
 from flowcontrol.budget import ConnectionBudget
@@ -112,9 +111,7 @@ class ProduceSlot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.leave()
 
     def leave(self) -> None:

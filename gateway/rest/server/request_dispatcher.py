@@ -16,7 +16,7 @@ from gateway.net.http_server import SERVER, HttpConnection
 from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
 from gateway.observe.tracing import Tracing
 from gateway.rest.server.answers import error_answer
-from gateway.rest.server.audited import audit_denied, audit_login, audit_refusal
+from gateway.rest.server.audited import audit_denied, audit_refusal, note_client
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
 from gateway.rest.server.client_limits import RequestLimits
@@ -148,10 +148,7 @@ class RequestDispatcher:
         client = await self.login.authenticate(request, token_in_query=TOKEN_PARAMETER in operation.query)
         connection = cast("HttpConnection", request.protocol)
         connection.identified()
-        identity = client.grant.identity
-        if connection.identity is not identity:
-            audit_login(connection, identity)
-            connection.identity = identity
+        note_client(connection, client.grant.identity)
         work.client = self.concurrency.enter(connection, client.grant.identity)
         self.limits.enter(connection, client.grant.identity)
         work.call = call = Call(request, operation, client, self._bodies, self)

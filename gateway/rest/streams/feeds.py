@@ -21,14 +21,13 @@ from mapping.rest.outgoing import RecordFilter
 from protocols.rest.positions import format_position
 
 LINGER_S: Final = 5.0  # how long a topic without streams is still watched: most clients reconnect immediately
+SHARED_FORMS: Final = 64  # whose bytes of the latest record are kept, besides those of the first form
+SHARED_BYTES: Final = 64 * 1024  # the most bytes of each
 DEMAND: Final = 500  # of a stream with capacity; it refuses records when it has none left
 
 
-class Form(Protocol):
-    """Encodes records for a stream. Hashed by identity, as the key of the encoded bytes."""
-
-    def encode(self, record: Received, position: str) -> bytes:
-        """Return the bytes for the socket; `position` is the one behind the record."""
+Form = Callable[[Received, str], bytes]
+"""Returns the bytes of a record for the sockets of all streams with this form, given the position behind it."""
 
 
 class Sink(Protocol):
@@ -94,11 +93,17 @@ class Feed:
             subscriber.topic_recreated()
 
     def encoded(self, form: Form) -> bytes:
-        """Return the most recently selected record, encoded by `form`; the result is cached."""
-        data = self._encoded.get(form)
+        """Return the most recently selected record, encoded by `form`.
+
+        The result is kept until the next record, within bounds: clients choose how many forms there are.
+        """
+        kept = self._encoded
+        data = kept.get(form)
         if data is None:
             assert self._record is not None
-            data = self._encoded[form] = form.encode(self._record, self.position)
+            data = form(self._record, self.position)
+            if not kept or (len(kept) < SHARED_FORMS and len(data) <= SHARED_BYTES):
+                kept[form] = data
         return data
 
     @property
@@ -169,7 +174,7 @@ class FeedSubscriber:
             return False
         own[partition] = record.offset + 1
         if wanted:
-            self._sink.send(self._form.encode(record, format_position(own)))
+            self._sink.send(self._form(record, format_position(own)))
         if own[partition] == self.feed.offsets.get(partition):
             self._rejoin(own)
         return True

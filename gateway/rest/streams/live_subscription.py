@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Final, Protocol
-from weakref import WeakValueDictionary
-
-import msgspec
 
 from gateway.flow import Window, shown
 from gateway.pauses import NO_CREDIT, Pause
@@ -14,7 +12,7 @@ from gateway.pauses import UNSETTLED as TOO_MUCH
 from gateway.rest.consume.start_positions import find_span
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
-from gateway.rest.streams.feeds import Feeds, FeedSubscriber
+from gateway.rest.streams.feeds import Feeds, FeedSubscriber, Form
 from gateway.rest.streams.group_subscriber import GroupSubscriber, is_refused
 from gateway.security.authorization import Grant
 from mapping.record import Received
@@ -36,31 +34,14 @@ from protocols.rest.positions import BEGINNING, END, format_position
 UNSETTLED: Final = 10_000  # records of one subscription that its client has neither acknowledged nor released
 
 
-class LiveForm:
-    """Encodes records as frames; shared by all connections that use the same name for their subscription."""
+@functools.lru_cache(maxsize=1024)
+def live_form(embedded: Format, name: str, names: Names) -> Form:
+    """Return what encodes records as frames, shared by a tenant's connections with this name for a subscription."""
 
-    def __init__(self, embedded: Format, name: str, names: Names) -> None:
-        self._embedded = embedded
-        self._name = name
-        self._names = names
+    def frame(record: Received, position: str) -> bytes:
+        return text_frame(record_message(name, view_line(names.shown(record), embedded), position))
 
-    def encode(self, record: Received, position: str) -> bytes:
-        """Return the frame for a record (`feeds.Form`)."""
-        return text_frame(record_message(self._name, view_line(self._names.shown(record), self._embedded), position))
-
-
-class LiveForms:
-    """The forms in use, by format, the subscription's name, and the tenant."""
-
-    def __init__(self) -> None:
-        self._forms: WeakValueDictionary[tuple[Format, str, Names], LiveForm] = WeakValueDictionary()
-
-    def of(self, embedded: Format, name: str, names: Names) -> LiveForm:
-        """Return the shared form for a format, a subscription's name, and a tenant."""
-        form = self._forms.get((embedded, name, names))
-        if form is None:
-            form = self._forms[embedded, name, names] = LiveForm(embedded, name, names)
-        return form
+    return frame
 
 
 class MessageStream(Protocol):
@@ -81,18 +62,12 @@ class MessageStream(Protocol):
         """The subject under which pauses are reported."""
 
 
-class Readers(msgspec.Struct, frozen=True):
-    """The parts of the gateway that live subscriptions use; one instance for all."""
-
-    services: RestServices
-    feeds: Feeds
-    forms: LiveForms
-
-
 class Subscription:
     """A topic's records for one live WebSocket; a `feeds.Sink` and a `group_subscriber.Receiver`."""
 
-    def __init__(self, stream: MessageStream, grant: Grant, readers: Readers, message: Subscribe) -> None:
+    def __init__(
+        self, stream: MessageStream, grant: Grant, services: RestServices, feeds: Feeds, message: Subscribe
+    ) -> None:
         """Check the Subscribe message; `join` starts to read.
 
         Raises:
@@ -101,7 +76,8 @@ class Subscription:
         self.name = message.id
         self._stream = stream
         self._grant = grant
-        self._readers = readers
+        self._services = services
+        self._feeds = feeds
         self._message = message
         self._credit = message.credit
         if self._credit is not None and not 0 <= self._credit <= LARGEST_CREDIT:
@@ -138,17 +114,17 @@ class Subscription:
             Refused: As `find_span`, `Feeds.join` and `GroupSubscriber.join`.
             RestError: As `find_span`.
         """
-        message, readers, grant = self._message, self._readers, self._grant
+        message, services, grant = self._message, self._services, self._grant
         source: FeedSubscriber | GroupSubscriber
         if message.group is not None:
-            source = GroupSubscriber(self, self._chosen, readers.services)
+            source = GroupSubscriber(self, self._chosen, services)
             await source.join(grant, message.group, self._topic, message.start)
             position = None
         else:
-            span = await find_span(readers.services.lookup, self._topic, self._wanted, END)
-            source = await readers.feeds.join(
+            span = await find_span(services.lookup, self._topic, self._wanted, END)
+            source = await self._feeds.join(
                 self._topic,
-                readers.forms.of(message.format, self.name, grant.names),
+                live_form(message.format, self.name, grant.names),
                 self,
                 span.start,
                 chosen=self._chosen,

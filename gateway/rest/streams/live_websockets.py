@@ -28,7 +28,7 @@ from gateway.net.pump import Pump
 from gateway.net.upgrade import check_upgrade
 from gateway.net.writes import Writes
 from gateway.pauses import PROCESS, PROCESS_BUDGET, UNANSWERED, pauses
-from gateway.rest.present import BY_CLIENT, BY_SERVER, STOPPED, HttpPresence
+from gateway.rest.present import BY_CLIENT, BY_SERVER, STOPPED, HttpPresence, stream_key
 from gateway.rest.produce.tickets import Ticket, submit_allowed
 from gateway.rest.server.audited import FORBIDDEN, audit_denied
 from gateway.rest.server.call import Call
@@ -37,7 +37,7 @@ from gateway.rest.server.request_dispatcher import refusal
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
-from gateway.rest.streams.live_subscription import LiveForms, Readers, Subscription
+from gateway.rest.streams.live_subscription import Subscription
 from gateway.security.authorization import Grant
 from gateway.security.expiry import Expiry
 from gateway.statistics import counter, gauge
@@ -113,7 +113,7 @@ class LiveSession:
     def connected(self, pump: Pump) -> None:
         """Set up the session of a new connection."""
         self.pump = pump
-        self.live.presence.stream(self, self._presence_name, self.grant.identity.name, pump.peer)
+        self.live.presence.online(self._presence_key, self, self.principal, self.principal, pump.peer)
         self._expiry.set(self._expires_ms)
         limits = self._limits
         if limits is not None and limits.incoming is not None:
@@ -149,7 +149,7 @@ class LiveSession:
 
     def disconnected(self, reason: str) -> None:
         """End the session: its connection is closed."""
-        self.live.presence.stream_closed(self, self._presence_name, self._ended)
+        self.live.presence.offline(self._presence_key, self, self._ended)
         self._leave_all()
         for pause in (self._reading, self._sending):
             if pause is not None:
@@ -167,9 +167,8 @@ class LiveSession:
         return subject("http", self.grant.identity.name, self.pump.peer)
 
     @property
-    def _presence_name(self) -> str:
-        """The principal with the tenant's prefix."""
-        return self.grant.names.mqtt(self.grant.identity.name)
+    def _presence_key(self) -> str:
+        return stream_key(self.grant.names.mqtt(self.principal))
 
     def flow(self) -> ConnectionFlow | None:
         """See `gateway.flow.Flowing`."""
@@ -307,7 +306,7 @@ class LiveSession:
             raise RestError(422, f"A connection has at most {MOST_SUBSCRIPTIONS} subscriptions")
         if self._draining:
             raise busy(SHUTTING_DOWN)
-        subscription = Subscription(self, self.grant, self.live.readers, message)
+        subscription = Subscription(self, self.grant, self.live.services, self.live.feeds, message)
         self._subscriptions[message.id] = subscription
         self.pump.spawn(self._join(subscription))
 
@@ -435,7 +434,7 @@ class Live(OperationSet):
 
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
         self.services = services
-        self.readers = Readers(services, feeds, LiveForms())
+        self.feeds = feeds
         self.counts = LiveStatistics()
         self.presence = HttpPresence(services.presence, services.wall_clock)
         self._sessions: dict[Pump, LiveSession] = {}

@@ -24,7 +24,7 @@ from gateway.limits.brakes import SendingPause
 from gateway.limits.limits import ClientLimits
 from gateway.net.writes import Writes
 from gateway.rest.consume.start_positions import find_span
-from gateway.rest.present import BY_CLIENT, BY_SERVER, STOPPED, HttpPresence
+from gateway.rest.present import BY_CLIENT, BY_SERVER, STOPPED, HttpPresence, stream_key
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
@@ -50,22 +50,14 @@ SETTLE_S: Final = 0.25  # between two checks of TCP acknowledgements
 UNSETTLED: Final = 1000  # unsettled records of a group for one client
 
 
-class EventForm:
-    """Encodes a record as an event in an HTTP chunk, for the clients of one tenant."""
-
-    def __init__(self, embedded: Format, names: Names) -> None:
-        self._embedded = embedded
-        self._names = names
-
-    def encode(self, record: Received, position: str) -> bytes:
-        """Return the event for a record (`feeds.Form`)."""
-        return chunk(event(view_line(self._names.shown(record), self._embedded), position))
-
-
 @functools.lru_cache(maxsize=1024)
-def form_of(embedded: Format, names: Names) -> Form:
-    """Return the encoder for a format, shared by all clients of a tenant."""
-    return EventForm(embedded, names)
+def event_form(embedded: Format, names: Names) -> Form:
+    """Return what encodes records as events in HTTP chunks, shared by all clients of a tenant."""
+
+    def event_chunk(record: Received, position: str) -> bytes:
+        return chunk(event(view_line(names.shown(record), embedded), position))
+
+    return event_chunk
 
 
 class StreamsStatistics(msgspec.Struct):
@@ -85,11 +77,11 @@ class EventStream:
     def __init__(self, streams: EventStreams, topic: str, call: Call, limit: int | None) -> None:
         self.socket = StreamSocket(streams.writes, streams.outgoing, self)
         self.source: FeedSubscriber | GroupSubscriber | None = None  # provides records; set once it has joined
-        self.form = form_of(Format(call.query["format"]), call.grant.names)
+        self.form = event_form(Format(call.query["format"]), call.grant.names)
         self._peer = call.connection.peer
         self.principal = call.grant.identity.name
         self._since = streams.wall_clock() / 1000
-        self.presence_name = call.grant.names.mqtt(self.principal)  # the principal with the tenant's prefix
+        self.presence_key = stream_key(call.grant.names.mqtt(self.principal))
         self._topic = topic
         self.grant = call.grant
         self._group: str | None = call.query.get("group")
@@ -236,7 +228,7 @@ class EventStream:
         """Send a record of the group, and settle it when the client's TCP stack has acknowledged it."""
         if not self._unsettled:
             self._settled = self.socket.total
-        self.send(self.form.encode(record, ""))
+        self.send(self.form(record, ""))
         self._unsettled.append((self.socket.total, record))
         self._count()
         if self._settle_timer is None:
@@ -277,7 +269,7 @@ class EventStream:
             if timer is not None:
                 timer.cancel()
         self._expiry.release()
-        self._streams.presence.stream_closed(self, self.presence_name, self._ended)
+        self._streams.presence.offline(self.presence_key, self, self._ended)
         self._streams.forget(self)
 
     def leave_limits(self) -> None:
@@ -354,7 +346,7 @@ class EventStreams(OperationSet):
         if stream not in self._streams:  # its client has disconnected meanwhile
             stream.leave_limits()
         else:
-            self.presence.stream(stream, stream.presence_name, call.grant.identity.name, call.connection.peer)
+            self.presence.online(stream.presence_key, stream, stream.principal, stream.principal, call.connection.peer)
             stream.start(
                 self._config.stream_heartbeat_s, None if duration is None else duration / 1000, call.expires_ms
             )

@@ -16,22 +16,33 @@ from aiokafka.structs import ConsumerRecord
 from msgspec.structs import replace
 
 from gateway.assembly import Log
-from gateway.config import Address, BudgetConfig, SecurityConfig
+from gateway.config import AccessRule, Address, BudgetConfig, SecurityConfig
 from gateway.listeners import make_rest
 from gateway.observe.tracing import Tracing
 from gateway.rest.listener import RestServer
+from gateway.security.access_rules import ListedRules
 from gateway.security.authentication import Authenticator
+from gateway.security.authorization import AccessList
+from gateway.security.identity import Identity
 from tests.support.assembled import assembled
 
 LOCAL = Address("127.0.0.1:0")
 
 
+class ChangingRules(ListedRules):
+    """Rules that may differ from those before."""
+
+    def may_change_for(self, identity: Identity) -> bool:
+        return True
+
+
 class Gateway:
     """The gateway of a test, and clients for it."""
 
-    def __init__(self, listener: RestServer, log: Log, authenticator: Authenticator) -> None:
+    def __init__(self, listener: RestServer, log: Log, authenticator: Authenticator, access_list: AccessList) -> None:
         self.listener = listener
         self.authenticator = authenticator
+        self.access_list = access_list
         self.publisher = log.publisher
         self.topics = log.topics
         self.live_reader = log.live_reader
@@ -39,6 +50,10 @@ class Gateway:
     def tail_topics(self) -> set[str]:
         """What is read at its end."""
         return set(self.live_reader.statistics().positions)
+
+    def use_rules(self, *rules: AccessRule) -> None:
+        """Change the rights of all clients, as a change of Kafka's ACLs does."""
+        self.access_list.use(ChangingRules(rules))
 
     @property
     def url(self) -> str:
@@ -74,7 +89,7 @@ async def running_gateway(
         listener = make_rest(made.process, shared, made.log, made.state)
         await listener.start()
         try:
-            yield Gateway(listener, made.log, shared.authenticator)
+            yield Gateway(listener, made.log, shared.authenticator, shared.access_list)
         finally:
             listener.stop_receiving()
             await made.log.publisher.drain(1.0)

@@ -58,6 +58,7 @@ def test_attributes_are_canonical_strings() -> None:
         ({"with-dash": "x"}, "lower-case"),
         ({"time": "yesterday"}, "RFC 3339"),
         ({"time": "2026-13-01T00:00:00Z"}, "RFC 3339"),
+        ({"time": "٢٠٢٦-11-21T20:00:00Z"}, "RFC 3339"),
         ({"number": 2**31}, "32 bits"),
         ({"number": 1.5}, "$.number"),
         ({"object": {}}, "$.object"),

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
+from aiokafka import TopicPartition
 
+from gateway.kafka.cluster.lookup import Lookup
 from tests.gateway.rest.conftest import (
     BINARY_RECORDS,
     CONTROL,
@@ -274,6 +276,26 @@ async def test_a_seek_by_time_finds_the_first_record_that_is_not_older(way: Way,
     assert (await way.ask("GET", f"{path}/records?timeout=0"))[1] == []
     assert await sought("2023-11-14T22:13:20") == 422
     assert await sought("yesterday") == 422
+
+
+async def test_a_partition_is_looked_up_once_however_many_times_are_sought(
+    way: Way, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await new_topic(1)
+    path = await created(way)
+    await way.ask("POST", f"{path}/assignments", places(topic, 0))
+    asked: list[int] = []
+    since = Lookup.since
+
+    async def counted(self: Lookup, partitions: Any, timestamp: int, **options: bool) -> dict[TopicPartition, int]:
+        asked.append(timestamp)
+        return await since(self, partitions, timestamp, **options)
+
+    monkeypatch.setattr(Lookup, "since", counted)
+    times = [f"2023-11-14T22:13:{second}Z" for second in range(20, 60)]
+    wanted = {"timestamps": [{"topic": topic, "partition": 0, "timestamp": time} for time in times]}
+    assert (await way.ask("POST", f"{path}/positions", wanted))[0] == 204
+    assert asked == [1_700_000_039_000]
 
 
 async def test_a_subscription_shows_its_topics(way: Way, new_topic: NewTopic) -> None:

@@ -12,9 +12,11 @@ from typing import Any, Final
 import aiohttp
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from gateway.config import AccessRule, OauthConfig, SecurityConfig
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, running_gateway
+from tests.support.oauth import oauth_options, token
 from tests.support.receivers import connect_little
 from tests.support.topics import until_gone
 from tests.support.waiting import wait_until
@@ -531,3 +533,62 @@ async def test_base_uri_is_the_clients_view(http: aiohttp.ClientSession) -> None
     assert status == 200
     assert created == {"instance_id": "a", "base_uri": f"https://api.example:443{path}/instances/a"}
     assert (await ask(http, "DELETE", f"/consumers/{group}/instances/a"))[0] == 204
+
+
+async def test_a_new_pattern_is_not_undone_by_a_topic_that_the_former_one_matches(
+    http: aiohttp.ClientSession, make: Make, new_topic: Any, admin: AIOKafkaAdminClient
+) -> None:
+    base = await new_topic(partitions=1)
+    consumer = await make()
+    assert await consumer.post("subscription", {"topic_pattern": f"{base}.*"}) == (204, None)
+    await admin.create_topics([NewTopic(f"{base}-late", 1, 1)])  # found when the next pattern looks for its topics
+    assert await consumer.post("subscription", {"topic_pattern": f"none-{base}"}) == (204, None)
+    await asyncio.sleep(0)
+    assert (await ask(http, "GET", f"{consumer.path}/subscription"))[1]["topics"] == []
+
+
+async def test_a_subscription_and_an_assignment_at_once_exclude_each_other(
+    http: aiohttp.ClientSession, make: Make
+) -> None:
+    new = [f"new-{uuid.uuid4().hex[:8]}" for _ in range(2)]  # both requests wait for their topics to be created
+    consumer = await make()
+    answers = await asyncio.gather(
+        consumer.post("subscription", {"topics": new[:1]}),
+        consumer.post("assignments", {"partitions": [{"topic": new[1], "partition": 0}]}),
+    )
+    assert sorted(status for status, _ in answers) == [204, 409]
+
+
+async def test_a_consumer_ends_with_its_clients_right_to_the_group(bootstrap: str, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1)
+    all_topics = [AccessRule(action=action) for action in ("publish", "subscribe")]
+    async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        gateway.use_rules(*all_topics)
+        kept = await new_consumer(http, topic)
+        lost = await new_consumer(http, topic)
+        await send(http, topic, 1)
+        assert len(await lost.read(1)) == 1
+        gateway.use_rules(*all_topics, AccessRule(action="read", group=lost.group, allow=False))
+        await wait_until(lambda: gateway.listener.statistics().consumers.instances == 1)
+        assert (await lost.poll())[0] == 404
+        assert len(await kept.read(1)) == 1
+
+
+async def test_a_token_without_the_right_to_the_group_joins_it_no_more(
+    bootstrap: str, new_topic: Any, tmp_path: Path
+) -> None:
+    topic = await new_topic(partitions=1)
+    rules = [
+        AccessRule(action="read", principal="group:readers", group="*"),
+        AccessRule(action="read", group="*", allow=False),
+    ]
+    oauth = OauthConfig(**oauth_options(tmp_path / "keys.json"), groups_claim="groups")
+    security = SecurityConfig(allow_anonymous=False, oauth=oauth, access=rules)
+    async with running_gateway(bootstrap, security=security) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        http.headers["Authorization"] = f"Bearer {token(groups=['readers'])}"
+        consumer = await new_consumer(http)
+        http.headers["Authorization"] = f"Bearer {token(groups=['others'])}"
+        assert (await consumer.post("subscription", {"topics": [topic]}))[0] == 403
+        assert (await consumer.post("subscription", {"topic_pattern": topic}))[0] == 403
+        assert (await consumer.post("assignments", {"partitions": [{"topic": topic, "partition": 0}]}))[0] == 403
+        assert (await consumer.delete())[0] == 204

@@ -232,3 +232,18 @@ async def test_a_gateway_that_stops_answers_waiting_reads(bootstrap: str, new_to
         async with asyncio.timeout(60):
             _, records = await waiting
         assert records == []
+
+
+async def test_a_read_that_waits_ends_with_its_right(bootstrap: str, new_topic: NewTopicFactory) -> None:
+    topic = await new_topic(partitions=1)
+    both = [AccessRule(action=action, kafka=topic) for action in ("publish", "subscribe")]
+    async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        gateway.use_rules(*both)
+        await store(http, topic, [{"value": "before"}])
+        reading = ask(http, "GET", f"/topics/{topic}/records?from=end&wait=60000")
+        waiting = asyncio.create_task(reading)
+        await wait_until(lambda: gateway.listener.statistics().reads.waiting == 1)
+        gateway.use_rules(both[0])
+        await store(http, topic, [{"value": "after"}])
+        async with asyncio.timeout(60):
+            assert (await waiting)[0] == 403

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,27 @@ async def test_the_login_is_checked_for_each_request(bootstrap: str, tmp_path: P
         assert await gateway.authenticator.reload()
         assert (await client.ask(ann)).startswith(b"HTTP/1.1 401 ")
         assert (await client.ask(request(topic))).startswith(b"HTTP/1.1 401 ")
+        client.close()
+
+
+async def test_the_client_of_a_connection_is_that_of_its_latest_request(
+    bootstrap: str, tmp_path: Path, new_topic: Any
+) -> None:
+    hasher = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1)
+    passwords = tmp_path / "passwords"
+    passwords.write_text("".join(f"{name}:{hasher.hash('secret')}\n" for name in ("ann", "bob")))
+    security = SecurityConfig(allow_anonymous=False, password_file=passwords)
+    topics = [await new_topic(partitions=1) for _ in range(2)]  # a connection knows one head for each request line
+    async with running_gateway(bootstrap, security=security) as gateway:
+        ann, bob = (
+            request(topic, fields=f"Authorization: Basic {b64encode(login).decode()}\r\n")
+            for topic, login in zip(topics, (b"ann:secret", b"bob:secret"), strict=True)
+        )
+        client = await Client.connect(gateway, ann)
+        for asked, name in ((bob, "bob"), (ann, "ann"), (bob, "bob")):
+            assert (await client.ask(asked)).startswith(b"HTTP/1.1 200 ")
+            assert [one.principal for one in gateway.listener.clients()] == [name]
+        assert client.parsed == 2
         client.close()
 
 

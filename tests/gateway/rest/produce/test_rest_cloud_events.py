@@ -55,3 +55,15 @@ async def test_an_event_with_a_key_is_stored_once(bootstrap: str, new_topic: Any
         body = json.dumps(EVENT).encode()
         answers = [await ask(http, "POST", f"/topics/{topic}/events", body, headers=headers) for _ in range(2)]
     assert answers == [(200, {"offsets": [{"partition": 0, "offset": 0}]})] * 2
+
+
+async def test_a_key_is_refused_for_another_event_with_the_same_data(bootstrap: str, new_topic: Any) -> None:
+    """In binary mode the event's attributes are header fields."""
+    topic = await new_topic(partitions=1)
+    event = {"ce-source": "/s", "ce-specversion": "1.0", "ce-type": "t", "Idempotency-Key": "k"}
+    async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        answers = [
+            await ask(http, "POST", f"/topics/{topic}/events", b"x", headers=event | fields)
+            for fields in ({"ce-id": "1"}, {"CE-ID": "1"}, {"ce-id": "2"})
+        ]
+    assert [status for status, _ in answers] == [200, 200, 422]

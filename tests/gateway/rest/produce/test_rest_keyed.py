@@ -238,3 +238,41 @@ def test_the_first_attempt_in_the_log_counts_until_it_is_taken_over_or_its_windo
     assert table.find("k") is not None
     table.restarted(0)
     assert (table.count, table.bytes) == (0, 0)
+
+
+def test_the_offsets_of_a_topic_with_many_partitions_count_in_the_memory_of_its_keys() -> None:
+    table = RequestTable(gateway="g", window_s=1, max_keys=10**6, wall_clock=lambda: 1000)
+    scan = dict.fromkeys(range(10_000), 2**40)
+    kept = KeptRequest("d", "one", "g", until_ms=2000, lease_ms=1500, scan=scan)
+    for number in range(150):
+        table.apply(Received("t", b"%d" % number, msgspec.json.encode(kept), (), 1000, 0, 0))
+    assert table.full
+
+
+async def test_requests_whose_clients_have_left_are_bounded(
+    bootstrap: str, new_topic: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request with a key goes on without its client, and so do its records in memory."""
+    topic = await new_topic(partitions=1)
+    go_on = asyncio.Event()
+    send = KeyedRequests._send
+
+    async def wait(self: KeyedRequests, *arguments: Any) -> Any:
+        await go_on.wait()
+        return await send(self, *arguments)
+
+    monkeypatch.setattr(KeyedRequests, "_send", wait)
+    async with (
+        running_gateway(bootstrap, data_dir=tmp_path, http={"max_concurrent": 2}) as gateway,
+        aiohttp.ClientSession(gateway.url) as http,
+    ):
+        for number in range(2):
+            left = asyncio.create_task(ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed(f"k{number}")))
+            await wait_until(lambda: gateway.listener.statistics().produce.active == 1)
+            left.cancel()
+            await wait_until(lambda: gateway.listener.statistics().produce.active == 0)
+        assert (await ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed("k2")))[0] == 503
+        assert (await ask(http, "POST", f"/topics/{topic}", RECORDS, headers=JSON_RECORDS))[0] == 200
+        go_on.set()
+        await wait_until(lambda: not gateway.listener._storing.keyed._running)
+        assert (await ask(http, "POST", f"/topics/{topic}", RECORDS, headers=keyed("k2")))[0] == 200

@@ -2,12 +2,20 @@
 
 import asyncio
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
+from flowcontrol.bucket import RateLimit
 from gateway.config import SecurityConfig
+from gateway.limits.brakes import Brake, Pace
+from gateway.pauses import RATES, pauses
+from gateway.rest.server.client_limits import RequestLimits
+from gateway.rest.server.concurrency import ConcurrencyLimit
+from gateway.security.identity import Identity
+from protocols.rest.errors import RestError
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, raw_exchange, running_gateway
 from tests.support.waiting import wait_until
 
@@ -142,3 +150,32 @@ async def test_consumers_have_limits_in_a_group_and_altogether(bootstrap: str) -
         assert (status, retry) == (429, "1")
         assert (await ask(http, "DELETE", f"/consumers/one/instances/{first['instance_id']}"))[0] == 204
         assert (await create("three"))[0] == 200
+
+
+async def test_a_client_over_its_rate_costs_one_timer_however_often_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    pace = Pace((Brake(RateLimit(1.0, 0.0, 1.0, loop.time()), RATES[0], 0.05, loop.time),), loop.time)
+    pace.spend(1000, 0)
+    ends: list[Any] = []
+    monkeypatch.setattr(loop, "call_later", lambda _delay, *work: ends.append(work))
+    limits = RequestLimits(cast("Any", SimpleNamespace(refused=0)))
+    connection = cast("Any", SimpleNamespace(limits=SimpleNamespace(incoming=pace)))
+    for _ in range(2):
+        for _ in range(100):
+            with pytest.raises(RestError):
+                limits.check_publishing(connection, "greedy")
+        ((end, *arguments),) = ends
+        end(*arguments)
+        assert pauses.since(RATES[0], "greedy") is None
+        ends.clear()
+
+
+def test_clients_of_two_tenants_may_have_the_same_name() -> None:
+    limit = ConcurrencyLimit(10, 1)
+    connection = cast("Any", None)
+    clients = [limit.enter(connection, Identity("ann", "token", tenant=tenant)) for tenant in ("one", "other", None)]
+    with pytest.raises(RestError, match="too many requests in progress"):
+        limit.enter(connection, Identity("ann", "token", tenant="one"))
+    for client in clients:
+        limit.leave(client)
+    assert limit.statistics().clients == 0

@@ -351,3 +351,16 @@ async def test_a_token_may_come_in_the_query_and_with_its_end_streams_end(
                     assert socket.close_code == 1008
                     assert await events.content.read() == b"retry: 2000\n\n"
         assert (await ask(http, "GET", f"/topics/{topic}/stream?access_token={shown}"))[0] == 401
+
+
+@pytest.mark.parametrize("start", [{"timestamp": 2**63}, {"timestamp": -1}, {"partition": 0, "offset": -1}])
+async def test_a_start_that_no_log_has_is_refused_and_the_connection_stays(
+    gateway: Gateway, new_topic: NewTopicFactory, start: dict[str, int]
+) -> None:
+    topic = await new_topic(partitions=1)
+    async with aiohttp.ClientSession(gateway.url) as http, talk(http) as client:
+        await client.say("subscribe", "s", topic=topic, **start)
+        refused = await client.hear("error")
+        assert (refused["id"], refused["error_code"]) == ("s", 400)
+        await client.say("subscribe", "t", topic=topic)
+        await client.hear("subscribed")
