@@ -185,8 +185,6 @@ class RecordPages(OperationSet):
             if filling.count or self._draining or self._clock() >= deadline:
                 break
             await self._wait(topic, position, deadline)
-            if not subscribe.some(topic):
-                raise forbidden(f"read {topic}")  # the rights have changed meanwhile
             found = await self._lookup.ends([TopicPartition(topic, number) for number in position], led=True)
             span = Span(position, {partition.partition: end for partition, end in found.items()})
         self._counts.pages_total += 1
