@@ -175,6 +175,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     def remove(self, member: Member, *, failed: bool = True) -> None:
         """Remove a subscriber; its unsettled records are offered to the others first (`Dispatch.remove`)."""
         self.dispatch.remove(member, failed=failed)
+        self._starts.forget_unwanted(self.dispatch.topics)
         self._check_topics()
 
     def change_topics(self, name: Hashable, topics: Collection[str]) -> None:
@@ -255,9 +256,11 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await self._assigned.wait()
             if consumer is not self._consumer:
                 raise KafkaError(LEFT_GROUP)
-        except KafkaError:
-            self.topics = frozenset()
-            self._stale.set()
+        except BaseException as error:
+            # Once it has subscribed, a call that is cancelled or has timed out leaves the assignment to the next call.
+            if isinstance(error, KafkaError) or consumer.subscription() != topics:
+                self.topics = frozenset()
+                self._stale.set()
             raise
         finally:
             self._own_change = False
