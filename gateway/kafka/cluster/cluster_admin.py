@@ -173,7 +173,7 @@ def _member(member_id: str, client_id: str, host: str, _metadata: bytes, assignm
     if assignment:
         try:
             partitions = ConsumerProtocolMemberAssignment.decode(assignment).partitions()
-        except ValueError:
+        except (ValueError, TypeError):  # TypeError: a null array
             partitions = ()  # another group protocol than "consumer", such as Kafka Connect's
     return GroupMember(member_id, client_id, host, tuple(partitions))
 
