@@ -21,7 +21,13 @@ from typing import Any, Final
 import msgspec
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import ConsumerStoppedError, IllegalStateError, KafkaError, UnknownMemberIdError
+from aiokafka.errors import (
+    ConsumerStoppedError,
+    IllegalStateError,
+    KafkaError,
+    OffsetMetadataTooLargeError,
+    UnknownMemberIdError,
+)
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.cluster.lookup import Lookup
@@ -49,6 +55,7 @@ LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one expires on a busy machin
 START_S: Final = 8.0  # to connect: most clients wait ten seconds or more for an answer
 JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
 COMMIT_S: Final = 10.0
+LONGEST_STRING: Final = 2**15 - 1  # bytes, in a request to Kafka
 POLL_INTERVAL_MARGIN_S: Final = 60.0
 
 
@@ -365,13 +372,16 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
 
         Raises:
             NotAssignedError: for a partition that is not assigned to this member.
-            Refused: BUSY when Kafka does not answer or the group rebalances; see `not_read`.
+            Refused: BUSY when Kafka does not answer or the group rebalances, UNFIT for metadata that are too large; see
+                `not_read`.
         """
         if not offsets:
             return
         foreign = offsets.keys() - self._consumer.assignment()
         if foreign:
             raise NotAssignedError(foreign)
+        if any(len(offset.metadata.encode()) > LONGEST_STRING for offset in offsets.values()):
+            raise not_read(OffsetMetadataTooLargeError())  # as Kafka would, which accepts less
         try:
             async with asyncio.timeout(COMMIT_S):
                 await self._consumer.commit(offsets)

@@ -37,6 +37,8 @@ def not_read(error: errors.KafkaError) -> Refused:
         return Refused(Outcome.DENIED, f"Kafka denies access ({name})")
     if isinstance(error, errors.OffsetOutOfRangeError | errors.NoOffsetForPartitionError):
         return Refused(Outcome.UNFIT, f"There is no position to read from ({name}); seek to one")
+    if isinstance(error, errors.OffsetMetadataTooLargeError):
+        return Refused(Outcome.UNFIT, "The metadata of an offset is longer than Kafka accepts")
     if isinstance(error, errors.CommitFailedError):
         return Refused(Outcome.BUSY, "The group has rebalanced; poll again")
     return Refused(Outcome.BUSY, f"Kafka does not answer ({name})")
