@@ -243,6 +243,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return consumer
 
     async def _subscribe(self, consumer: AIOKafkaConsumer, topics: frozenset[str]) -> None:
+        subscription = consumer.subscription
         await self._starts.find(consumer, topics - self.topics, self.dispatch.topics)
         await self.commits.commit()
         if consumer is not self._consumer:
@@ -258,7 +259,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 raise KafkaError(LEFT_GROUP)
         except BaseException as error:
             # Once it has subscribed, a call that is cancelled or has timed out leaves the assignment to the next call.
-            if isinstance(error, KafkaError) or consumer.subscription() != topics:
+            if isinstance(error, KafkaError) or subscription() != topics:
                 self.topics = frozenset()
                 self._stale.set()
             raise

@@ -15,13 +15,13 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from gateway.config import KafkaConfig
+from gateway.kafka.cluster.cluster_admin import ClusterAdmin
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.fetch_sessions import use_sessions
 from gateway.kafka.driver.kafka_consumer import close_consumer, log_consumer
 from gateway.kafka.driver.lifecycle import OnDemand, open_consumer, start_consumer
-from gateway.kafka.groups.group_admin import GroupAdmin
 from gateway.kafka.groups.polled_member import MemberSettings, PolledMember
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader
@@ -74,9 +74,9 @@ async def ask_lookup(bootstrap: str, spawn: Spawn) -> None:
 
 
 async def ask_admin(bootstrap: str, spawn: Spawn) -> None:
-    admin = GroupAdmin({"bootstrap_servers": bootstrap}, spawn)
+    admin = ClusterAdmin({"bootstrap_servers": bootstrap}, spawn)
     try:
-        await admin.topics("nobody")
+        await admin.committed("nobody")
     finally:
         await admin.stop()
 
