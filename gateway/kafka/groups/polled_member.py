@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -79,6 +79,18 @@ class NotAssignedError(Exception):
     def __init__(self, partitions: Iterable[TopicPartition]) -> None:
         names = ", ".join(sorted(f"{partition.topic}-{partition.partition}" for partition in partitions))
         super().__init__(f"No current assignment for partition {names}")
+
+
+@contextlib.asynccontextmanager
+async def _answering(late: str = "Kafka did not answer in time") -> AsyncIterator[None]:
+    """Await an answer of Kafka's for at most `COMMIT_S`. Raises Refused: `late`, or see `not_read`."""
+    try:
+        async with asyncio.timeout(COMMIT_S):
+            yield
+    except TimeoutError as error:
+        raise Refused(Outcome.BUSY, late) from error
+    except KafkaError as error:
+        raise not_read(error) from error
 
 
 class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -382,18 +394,15 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
             raise NotAssignedError(foreign)
         if any(len(offset.metadata.encode()) > LONGEST_STRING for offset in offsets.values()):
             raise not_read(OffsetMetadataTooLargeError())  # as Kafka would, which accepts less
-        try:
-            async with asyncio.timeout(COMMIT_S):
+        async with _answering("Kafka did not answer the commit in time"):
+            try:
                 await self._consumer.commit(offsets)
-        except TimeoutError as error:
-            raise Refused(Outcome.BUSY, "Kafka did not answer the commit in time") from error
-        except IllegalStateError as error:
-            raise NotAssignedError(offsets) from error
-        except KafkaError as error:
-            if self.is_manual and isinstance(error, UnknownMemberIdError):
-                reason = "The group has active members; only they may commit"
-                raise Refused(Outcome.UNFIT, reason) from error
-            raise not_read(error) from error
+            except IllegalStateError as error:
+                raise NotAssignedError(offsets) from error
+            except UnknownMemberIdError as error:
+                if not self.is_manual:
+                    raise
+                raise Refused(Outcome.UNFIT, "The group has active members; only they may commit") from error
         self.progress.commit(offsets)
 
     async def commit_delivered(self) -> None:
@@ -410,13 +419,8 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         Raises:
             Refused: access is denied, or Kafka does not answer.
         """
-        try:
-            async with asyncio.timeout(COMMIT_S):
-                return await committed_positions(self._consumer, partitions)
-        except TimeoutError as error:
-            raise Refused(Outcome.BUSY, "Kafka did not answer in time") from error
-        except KafkaError as error:
-            raise not_read(error) from error
+        async with _answering():
+            return await committed_positions(self._consumer, partitions)
 
     @property
     def has_uncommitted(self) -> bool:
@@ -442,13 +446,8 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         if not partitions:
             return
         find = self._consumer.end_offsets if end else self._consumer.beginning_offsets
-        try:
-            async with asyncio.timeout(COMMIT_S):
-                offsets = await find(list(partitions))
-        except TimeoutError as error:
-            raise Refused(Outcome.BUSY, "Kafka did not answer in time") from error
-        except KafkaError as error:
-            raise not_read(error) from error
+        async with _answering():
+            offsets = await find(list(partitions))
         self.seek({partition: offsets[partition] for partition in partitions})
 
     def _check_assigned(self, partitions: Collection[TopicPartition]) -> None:

@@ -14,6 +14,8 @@ from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.jars import ensure_jars
 from gateway.embedded.java import find_java
 from gateway.kafka.cluster.missing_topics import UNKNOWN_FOR_S
+from gateway.kafka.cluster.topic_info import TopicInfo
+from gateway.kafka.cluster.topic_safety import TopicSafety
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, CreateTopics
 from mapping.outcomes import Outcome
@@ -292,3 +294,35 @@ async def test_a_listener_that_fails_does_not_end_the_metadata_s_updates(readers
         readers.lookup.remove_listener(fail)
         assert topic in await readers.lookup.existing([topic])
         await readers.lookup.refresh()
+
+
+async def test_a_deleted_topic_is_forgotten_though_kafka_could_not_say_so_at_first(
+    bootstrap, new_topic, kit, admin, monkeypatch
+):
+    name = await new_topic()
+    async with kit(bootstrap) as k:
+        await k.topics.get(name)
+        await admin.delete_topics([name])
+
+        async def busy(names):
+            return {one: Refused(Outcome.BUSY, "no leader") for one in names}
+
+        with monkeypatch.context() as patched:
+            patched.setattr(k.topics.queries, "search", busy)
+            async with asyncio.timeout(60):
+                while name in (await k.topics.queries.all_topics()).topics:
+                    pass
+            await k.topics.refresh()
+            assert k.topics.known(name) is not None
+        await k.topics.refresh()
+        assert k.topics.known(name) is None
+        assert name not in k.topics.names
+
+
+def test_a_topic_that_was_deleted_and_made_again_is_warned_about_again(caplog):
+    safety = TopicSafety(required=True)
+    for _ in range(2):
+        for _ in range(2):
+            assert safety.check(TopicInfo("t", 1)).outcome is Outcome.UNSAFE
+        safety.forget("t")
+    assert len(caplog.records) == 2
