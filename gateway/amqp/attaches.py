@@ -322,7 +322,7 @@ class Attach:
         own = subscription_of(self._link, container_id)
         group = names.group(own)
         await self._services.subscriptions.wait_deleted(group)
-        there = await self._services.groups.admin.topics(group)
+        there = {partition.topic for partition in await self._services.groups.admin.committed(group)}
         topics = sorted(name for name in there if is_topic_name(name) and names.has(name))
         if not topics:
             raise AddressError(NOT_FOUND, f"there is no subscription {own!r}")

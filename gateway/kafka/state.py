@@ -267,7 +267,8 @@ class StateTopics:
     async def _is_behind(self, consumer: AIOKafkaConsumer, ends: Mapping[TopicPartition, int]) -> bool:
         """Whether a record below one of these offsets is not applied yet."""
         for partition, end in ends.items():
-            if await consumer.position(partition) < end:
+            # A recreated topic may have more partitions than are assigned yet.
+            if partition not in consumer.assignment() or await consumer.position(partition) < end:
                 return True
         return False
 

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
+from gateway.kafka.cluster.cluster_admin import DEAD
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.membership import Groups
@@ -217,7 +218,7 @@ class GroupNames:
         assert self._state is not None
         if len(self._owned) >= NAMES or self._counts[principal] >= NAMES_PER_PRINCIPAL:
             raise Refused(Outcome.BUSY, "too many group names are in use")
-        made = not await self._groups.admin.exists(group)
+        made = (await self._groups.admin.group(group)).state == DEAD
         mine = Owned(principal, self._random_id(), self._wall_clock(), made)
         written = PendingWrite()
         self._write(group, mine, written)
@@ -255,7 +256,7 @@ class GroupNames:
         if not old:
             return
         try:
-            there = frozenset(await self._groups.admin.names())
+            there = frozenset(await self._groups.admin.groups())
         except Refused as refused:
             log.info("group names are not swept", reason=refused.reason)
             return

@@ -1,22 +1,44 @@
-"""Administration: list and describe groups, their committed offsets, topics' configuration, deletion of topics."""
+"""Administration of groups and topics, over a connection that belongs to no producer and no consumer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
 import aiokafka.errors as kafka_errors
 import msgspec
 from aiokafka import TopicPartition
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+from aiokafka.protocol.admin import DeleteGroupsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
+from aiokafka.structs import OffsetAndMetadata
 
-from gateway.kafka.cluster.admin_connection import AdminConnection, admin_request
+from gateway.kafka.cluster.error_verdicts import DENIALS
 from gateway.kafka.contracts import Refused
+from gateway.kafka.driver.admin_client import AdminClient
+from gateway.kafka.driver.kafka_consumer import ConsumerOptions
+from gateway.kafka.driver.lifecycle import OnDemand
+from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 10.0
+RETRY_S: Final = 0.1
+DEAD: Final = "Dead"  # the state of a group that does not exist
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_MOVING: Final = (
+    kafka_errors.GroupCoordinatorNotAvailableError,
+    kafka_errors.GroupLoadInProgressError,
+    kafka_errors.NotCoordinatorForGroupError,
+)
 _TOPIC_SOURCE: Final = 1  # DescribeConfigs' config_source: set for this topic
 _SET: Final = 0  # IncrementalAlterConfigs' config_operation
 _DELETE: Final = 1
@@ -107,35 +129,107 @@ class IncrementalAlterConfigs(Request[_IncrementalAlterConfigsStruct]):  # type:
         return request_struct_class([(int(ConfigResourceType.TOPIC), self._topic, self._entries)], False)
 
 
-class ClusterAdmin(AdminConnection):
+def _request(
+    ask: Callable[Concatenate[ClusterAdmin, P], Awaitable[T]],
+) -> Callable[Concatenate[ClusterAdmin, P], Coroutine[Any, Any, T]]:
+    """Decorate a request with a time limit and the translation of its errors.
+
+    It is repeated while a group has no coordinator: the first request for one makes Kafka create `__consumer_offsets`.
+    """
+
+    @functools.wraps(ask)
+    async def asked(admin: ClusterAdmin, /, *arguments: P.args, **options: P.kwargs) -> T:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while True:
+                    try:
+                        return await ask(admin, *arguments, **options)
+                    except _MOVING:
+                        await asyncio.sleep(RETRY_S)
+        except DENIALS as error:
+            raise Refused(Outcome.DENIED, f"{error!r}") from error
+        except (TimeoutError, kafka_errors.KafkaError) as error:
+            raise Refused(Outcome.BUSY, f"Kafka does not answer: {error!r}") from error
+
+    return asked
+
+
+class ClusterAdmin:
     """Administration. Every method may raise Refused: DENIED by Kafka's ACLs, or BUSY when Kafka does not answer."""
 
-    @admin_request
+    def __init__(self, kafka: ConsumerOptions, spawn: Spawn) -> None:
+        """Connect with the first request; `spawn` starts background tasks."""
+        options = {name: value for name, value in kafka.items() if name != "client_rack"}  # only for consumers
+        self._client: OnDemand[AdminClient] = OnDemand(
+            lambda: AdminClient(**options), lambda client: client.start(), spawn
+        )
+
+    async def stop(self) -> None:
+        """Close the connection."""
+        await self._client.stop()
+
+    @_request
+    async def cluster(self) -> dict[str, Any]:
+        """Return Kafka's description of its cluster: `cluster_id`, `controller_id`, `brokers`."""
+        client = await self._client.get()
+        described: dict[str, Any] = await client.describe_cluster()
+        return described
+
+    @_request
     async def groups(self) -> list[str]:
         """Return the names of all groups, sorted."""
-        client = await self.open()
-        return sorted(name for name, _ in await client.list_consumer_groups())
+        client = await self._client.get()
+        return sorted(name for name, *_ in await client.list_consumer_groups())
 
-    @admin_request
+    @_request
     async def group(self, name: str) -> GroupView:
-        """Describe a group. The state of an unknown group is `DEAD`."""
-        client = await self.open()
+        """Describe a group. The state of an unknown group is `DEAD`, unlike that of one with commits and no members."""
+        client = await self._client.get()
         (response,) = await client.describe_consumer_groups([name])
         code, _, state, protocol_type, protocol, members, *_ = response.groups[0]
         _check(code, f"group {name}")
         return GroupView(state, protocol_type, protocol, tuple(_member(*member[:5]) for member in members))
 
-    @admin_request
-    async def committed(self, group: str) -> dict[TopicPartition, int]:
-        """Return a group's committed offsets."""
-        client = await self.open()
+    @_request
+    async def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return a group's committed offsets; none when the group does not exist."""
+        client = await self._client.get()
         found = await client.list_consumer_group_offsets(group)
-        return {partition: place.offset for partition, place in found.items() if place.offset >= 0}
+        return {partition: place for partition, place in found.items() if place.offset >= 0}
 
-    @admin_request
+    @_request
+    async def delete_group(self, group: str, topic: str) -> bool:
+        """Delete a group that has committed offsets in `topic` and in no other topic.
+
+        Returns:
+            False when the group is kept: it has members, or reads other topics too.
+        """
+        client = await self._client.get()
+        coordinator = await client.find_coordinator(group)
+        offsets = await client.list_consumer_group_offsets(group, coordinator)
+        if {partition.topic for partition in offsets} - {topic}:
+            return False
+        response = await client.request(DeleteGroupsRequest([group]), coordinator)
+        ((_, code),) = response.results
+        kind = kafka_errors.for_code(code)
+        if kind is kafka_errors.NonEmptyGroup:
+            return False
+        if code and kind is not kafka_errors.GroupIdNotFound:
+            raise kind(group)
+        log.info("deleted group %s", group)
+        return True
+
+    @_request
+    async def topic(self, name: str) -> dict[str, Any]:
+        """Return aiokafka's description of a topic, with its replicas: `error_code`, `partitions`."""
+        client = await self._client.get()
+        (described,) = await client.describe_topics([name])
+        return dict(described)
+
+    @_request
     async def configs(self, topic: str) -> list[ConfigEntry]:
         """Return a topic's configuration, sorted by name. Raises Refused (UNKNOWN_TOPIC) if there is no such topic."""
-        client = await self.open()
+        client = await self._client.get()
         (response,) = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
         ((code, _, _, _, entries),) = response.resources
         _check(code, f"topic {topic}")
@@ -147,22 +241,22 @@ class ClusterAdmin(AdminConnection):
             key=lambda entry: entry.name,
         )
 
-    @admin_request
+    @_request
     async def alter(self, topic: str, changes: Mapping[str, str | None]) -> None:
         """Change a topic's configuration, all entries or none; None resets an entry to the default.
 
         Raises:
             Refused: UNFIT (unknown entry or illegal value), UNKNOWN_TOPIC, DENIED, BUSY.
         """
-        client = await self.open()
+        client = await self._client.get()
         response = await client.request(IncrementalAlterConfigs(topic, changes))
         ((code, message, _, _),) = response.responses
         _check(code, message or f"topic {topic}")
 
-    @admin_request
+    @_request
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic with its records. Raises Refused (UNKNOWN_TOPIC) when there is no such topic."""
-        client = await self.open()
+        client = await self._client.get()
         response = await client.delete_topics([topic])
         ((_, code),) = response.topic_error_codes
         _check(code, f"topic {topic}")
@@ -173,7 +267,7 @@ def _member(member_id: str, client_id: str, host: str, _metadata: bytes, assignm
     if assignment:
         try:
             partitions = ConsumerProtocolMemberAssignment.decode(assignment).partitions()
-        except ValueError:
+        except (ValueError, TypeError):  # TypeError: a null array
             partitions = ()  # another group protocol than "consumer", such as Kafka Connect's
     return GroupMember(member_id, client_id, host, tuple(partitions))
 

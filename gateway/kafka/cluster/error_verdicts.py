@@ -1,4 +1,4 @@
-"""One table of what Kafka's produce errors mean for a batch and the records in it."""
+"""What Kafka's errors mean: one table of produce errors for a batch and the records in it, and denied requests."""
 
 from __future__ import annotations
 
@@ -49,6 +49,14 @@ InvalidProducerEpoch, ProducerFenced, UnknownProducerId), the partition had no l
 the same sequence numbers, without limit."""
 
 _OTHERWISE: Final = Verdict(Remedy.RESEND, Outcome.BUSY)
+
+
+DENIALS: Final = (
+    errors.ClusterAuthorizationFailedError,
+    errors.GroupAuthorizationFailedError,
+    errors.TopicAuthorizationFailedError,
+)
+"""Answers to requests about groups and topics that Kafka's ACLs forbid."""
 
 
 def verdict(error: errors.KafkaError) -> Verdict:

@@ -10,6 +10,7 @@ import msgspec
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
+from gateway.failures import failures
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.brokers import Brokers
@@ -267,7 +268,7 @@ class Lookup:
         self.topics = client.topics
         self.requests += 1
         for listener in tuple(self._listeners):
-            listener(client)
+            failures.guard("metadata", listener, client)  # an exception would end aiokafka's task, the caller
 
     async def stop(self) -> None:
         """Close the connection."""

@@ -73,6 +73,7 @@ class Statistics(msgspec.Struct):
 class _Order(msgspec.Struct, frozen=True):
     wanted: Wanted
     principal: str | None
+    counted: bool  # the topic counted for the principal before
     made: asyncio.Future[Made | Refused]
 
 
@@ -101,6 +102,7 @@ class Creation:
         self._waiting: dict[str | None, deque[_Order]] = {}  # by principal; the first principal is next
         self._working = False
         self._makers: dict[str | None, dict[str, float]] = {}  # by principal: topics created or requested, and when
+        self._created: set[str] = set()  # topics created in this round, also those that have no leaders yet
         self._partitions = 0  # by the last count
         self._uncounted: dict[str, tuple[int, float]] = {}  # topics created since: number of partitions, and when
         self._counts = Statistics()
@@ -143,8 +145,8 @@ class Creation:
                 self._counts.topics_refused_total += 1
                 raise self._full(f"principal {principal}", f"{limit} were already created for {principal or 'others'}",
                                  "kafka.max_topics_per_principal")  # fmt: skip
+        order = _Order(wanted, principal, wanted.name in mine, asyncio.get_running_loop().create_future())
         mine[wanted.name] = self._clock()
-        order = _Order(wanted, principal, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(principal, deque()).append(order)
         if not self._working:
             self._working = True
@@ -173,6 +175,7 @@ class Creation:
         try:
             while self._waiting:
                 batch = self._next_round()
+                self._created.clear()
                 try:
                     answers = await self._serve(batch)
                 except Refused as refused:
@@ -183,12 +186,24 @@ class Creation:
                 for order in batch:
                     name = order.wanted.name
                     answer = answers.get(name, Refused(Outcome.BROKEN, f"topic {name} could not be created"))
-                    if isinstance(answer, Refused) or not answer.new:
-                        self._makers[order.principal].pop(name, None)
+                    self._count_for(order)
                     if not order.made.done():
                         order.made.set_result(answer)
+                    if isinstance(answer, Made):
+                        answers[name] = Made(answer.topic, new=False)  # for other orders of this topic
         finally:
             self._working = False
+
+    def _count_for(self, order: _Order) -> None:
+        """Count the topic for the principal whose order has created it, even if the answer is a refusal."""
+        mine = self._makers.setdefault(order.principal, {})
+        if order.wanted.name in self._created:
+            self._created.remove(order.wanted.name)
+            mine[order.wanted.name] = self._clock()
+        elif not order.counted:
+            mine.pop(order.wanted.name, None)
+        if not mine:
+            del self._makers[order.principal]
 
     def _next_round(self) -> list[_Order]:
         """Take the oldest order of each principal in turn, until the round is full."""
@@ -208,11 +223,13 @@ class Creation:
         names, topics, partitions = self._names(), self.topics_in_all, self.partitions_in_all
         planned = 0
         answers: dict[str, Made | Refused] = {}
-        wanted: list[Wanted] = []
+        wanted: dict[str, Wanted] = {}  # Kafka refuses a request that names a topic twice
         there: set[str] = set()
         for order in batch:
             if order.wanted.name in names:
                 there.add(order.wanted.name)
+                continue
+            if order.wanted.name in wanted:
                 continue
             more = order.wanted.partitions or config.topic_partitions
             refused = self._refusal(topics + len(wanted), partitions + planned, more)
@@ -221,9 +238,9 @@ class Creation:
                 answers[order.wanted.name] = refused
                 continue
             planned += more
-            wanted.append(order.wanted)
+            wanted[order.wanted.name] = order.wanted
         if wanted:
-            answers |= await self._request(wanted)
+            answers |= await self._request(list(wanted.values()))
         for name, found in (await self._wait_for_leaders(there)).items():
             answers[name] = found if isinstance(found, Refused) else Made(found, new=False)
         return answers
@@ -270,6 +287,7 @@ class Creation:
                 new[name] = error is errors.NoError
                 if new[name]:
                     self._uncounted[name] = (partitions[name], self._clock())  # counts even before it has leaders
+                    self._created.add(name)
                 continue
             if error is errors.InvalidTopicError:
                 self._warn_collision(name, message[0] if message else None)

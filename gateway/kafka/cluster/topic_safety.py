@@ -114,8 +114,7 @@ class TopicSafety:
         """Check a topic that is written to and warn once if it is unsafe. Returns why it must not be written to."""
         why = why_unsafe(info)
         if why is None:
-            self._unsafe.pop(info.name, None)
-            self._warned.discard(info.name)
+            self.forget(info.name)
             return None
         self._unsafe[info.name] = why
         if self._required:
@@ -126,8 +125,9 @@ class TopicSafety:
         return None
 
     def forget(self, name: str) -> None:
-        """Forget a deleted topic."""
+        """Forget a topic that is safe or deleted; it is warned about again if need be."""
         self._unsafe.pop(name, None)
+        self._warned.discard(name)
 
     def _warn_once(self, name: str, text: str, why: str) -> None:
         if name not in self._warned:

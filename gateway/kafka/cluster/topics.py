@@ -365,10 +365,10 @@ class Topics:
         absent = [name for name in self._known if name not in seen and name in expected and name not in in_between]
         found = await self.queries.search(absent) if absent else {}  # the broker's metadata may be behind the others'
         for name, there in found.items():
-            if not isinstance(there, Refused):
-                in_between.add(name)
-            elif there.outcome is not Outcome.BUSY:
+            if isinstance(there, Refused) and there.outcome is not Outcome.BUSY:
                 self._forget(name, there.outcome)
+            else:  # it is there, or the next refresh asks again
+                in_between.add(name)
         self.safety.brokers = max(self.safety.brokers, len(metadata.brokers))
         self._changed(fresh)
         self.creation.count(metadata, started)

@@ -117,6 +117,9 @@ class OnDemand(Generic[C]):
                     raise KafkaConnectionError("stopped")
                 client: Any = self._make()
                 await start_client(lambda: self._start(client), client.close, self._spawn)
+                if self._stopped:  # meanwhile
+                    await client.close()
+                    raise KafkaConnectionError("stopped")
                 self._client = client
             return self._client
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import importlib
 import json
+import math
 import re
 import ssl
 import time
@@ -27,6 +28,8 @@ FRESH: Final = 0.5
 """Share of a token's lifetime after which the next one is fetched: a connection's login expires with its token."""
 UNKNOWN_LIFE_S: Final = 60.0
 """Assumed lifetime of a token that does not state it."""
+LONGEST_LIFE_S: Final = 366 * 86400.0
+"""A longer lifetime, such as JSON's Infinity, counts as not stated: the token would never be fetched again."""
 MSK_MODULE: Final = "aws_msk_iam_sasl_signer.MSKAuthTokenProvider"
 _WORD: Final = re.compile(r"[a-z_]{1,40}")
 
@@ -80,7 +83,8 @@ def expiry_of(token: str) -> float | None:
     try:
         part = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-        return float(claims["exp"])
+        ends = float(claims["exp"])
+        return ends if math.isfinite(ends) else None
     except (IndexError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
@@ -171,7 +175,7 @@ def _parse_answer(url: str, status: int, body: bytes, now: float) -> Token:
         code = said.get("error")
         words = f" ({code})" if isinstance(code, str) and _WORD.fullmatch(code) else ""
         raise LoginError(f"no token: {url} answers {status}{words}{', without one' if status == 200 else ''}")
-    if isinstance(life, int | float) and not isinstance(life, bool) and life > 0:
+    if isinstance(life, int | float) and not isinstance(life, bool) and 0 < life <= LONGEST_LIFE_S:
         return Token(value, now + life, now + FRESH * life)
     ends = expiry_of(value)
     return Token(value, ends, now + FRESH * (UNKNOWN_LIFE_S if ends is None else max(0.0, ends - now)))

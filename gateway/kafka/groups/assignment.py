@@ -146,10 +146,16 @@ class AssignedPartition:
             self.checkpoint.settle(offset)
 
     def discard_deleted(self, begin: int, end: int) -> int:
-        """Note that the log no longer has records at these offsets; return how many of them were unselected."""
-        count = self.unselected.discard_range(begin, end)
+        """Note that the log no longer has records at these offsets; return how many of them were unselected.
+
+        Those that subscribers hold stay open until they are settled or left.
+        """
+        held = [offset for offset in self.in_flight if begin <= offset < end]
+        count = self.unselected.discard_range(begin, end) - len(held)
+        for offset in held:
+            self.unselected.add(offset)
         if count:
-            self.in_flight.difference_update([offset for offset in self.in_flight if offset not in self.unselected])
+            self.tries = {offset: tries for offset, tries in self.tries.items() if offset in self.unselected}
         return count
 
     def committable(self, settled: Collection[int] = ()) -> OffsetAndMetadata | None:

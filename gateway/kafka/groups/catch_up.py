@@ -44,6 +44,8 @@ class CatchUp:
         readings: CatchUpReader,  # reads the log
         # returns the partition and pool of a record from the log; None when the partition is not assigned here
         locate: Callable[[Received], tuple[AssignedPartition, Pool] | None],
+        # offers a delivery to a member; False when it has no capacity
+        offer: Callable[[Member, Delivery], bool],
         # called when a member has caught up, or unselected records were deleted
         changed: Callable[[], None],
         suspended: Callable[[], bool],  # whether nothing may be delivered now
@@ -51,6 +53,7 @@ class CatchUp:
         self.expired = 0  # how many unselected records retention has deleted
         self._readings = readings
         self._locate = locate
+        self._offer = offer
         self._changed = changed
         self._suspended = suspended
 
@@ -120,11 +123,8 @@ class CatchUp:
             return True
         if self._suspended():
             return False
-        delivery = Delivery(record, assigned, pool, *assigned.tries.get(offset, UNTRIED))
-        member.held[id(record)] = delivery
         assigned.in_flight.add(offset)
-        if member.subscriber.offer_nowait(record):
+        if self._offer(member, Delivery(record, assigned, pool, *assigned.tries.get(offset, UNTRIED))):
             return True
-        del member.held[id(record)]
         assigned.in_flight.remove(offset)
         return False

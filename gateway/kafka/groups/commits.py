@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError, OffsetMetadataTooLargeError
+from aiokafka.errors import CommitFailedError, KafkaError, OffsetMetadataTooLargeError
 from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.offsets import LEDGER
@@ -127,8 +127,13 @@ class Commits:
 
         Yields:
             The offsets to commit, by partition. The ledger lists records settled behind a gap, as far as they fit.
+
+        Raises:
+            CommitFailedError: a partition was lost before its turn: another member may have settled its records.
         """
         async with self.lock:
+            if not all(assigned.ours for assigned in settled):
+                raise CommitFailedError("a partition was lost")
             offsets = self._grown(settled)
             yield {assigned.partition: offset for assigned, offset in offsets.items()}
             for assigned, offset in offsets.items():

@@ -65,7 +65,7 @@ class Dispatch:
         self.progress = asyncio.Event()  # set when a settled prefix has grown
         self.returned = asyncio.Event()  # set when a member has settled a record or given one back while suspended
         self.redelivered = self.late = self.unwanted = 0  # see `GroupStatistics`
-        self.catch_up = CatchUp(readings, self._locate, self._caught_up, lambda: self.suspended)
+        self.catch_up = CatchUp(readings, self._locate, self._offer, self._caught_up, lambda: self.suspended)
         self._changed = changed
         self._pools = Pools(return_wait_s, self._drop_pool)
         self._queues: dict[str, Condition] = {}  # by topic: which unselected records stay in the log
@@ -139,6 +139,8 @@ class Dispatch:
                 unassigned += self.ready.take_all(pool)
         for delivery in unassigned:
             self._reroute(delivery)
+        if self.suspended:
+            self.returned.set()
         self._changed()
 
     def _drop_pool(self, pool: Pool) -> None:

@@ -20,11 +20,11 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.backoff import Backoff
+from gateway.kafka.cluster.cluster_admin import ClusterAdmin
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
-from gateway.kafka.groups.group_admin import GroupAdmin
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.groups.refusals import not_joined
 from gateway.kafka.groups.statistics import GroupsStatistics, GroupStatistics
@@ -166,7 +166,7 @@ class Groups:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
         self._stopped = False
-        self.admin = GroupAdmin(kafka, spawn)
+        self.admin = ClusterAdmin(kafka, spawn)  # for all of the process
 
     async def join(
         self,
@@ -270,7 +270,8 @@ class Groups:
         reader = self._readers.get(group)
         if reader is not None:
             await reader.commits.commit()
-        return await self.admin.positions(group, topic)
+        committed = await self.admin.committed(group)
+        return {tp.partition: offset for tp, offset in committed.items() if tp.topic == topic}
 
     async def delete(self, group: str, topic: str) -> bool:
         """End a subscription: delete a group that has committed offsets only in `topic`.
@@ -282,7 +283,7 @@ class Groups:
             Refused: no permission, or Kafka does not answer.
         """
         async with self._lock(group):
-            return group not in self._readers and await self.admin.delete(group, topic)
+            return group not in self._readers and await self.admin.delete_group(group, topic)
 
     async def stop(self) -> None:
         """Commit all settled records and leave all groups."""

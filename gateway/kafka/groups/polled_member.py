@@ -15,13 +15,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import ConsumerStoppedError, IllegalStateError, KafkaError, UnknownMemberIdError
+from aiokafka.errors import (
+    ConsumerStoppedError,
+    IllegalStateError,
+    KafkaError,
+    OffsetMetadataTooLargeError,
+    UnknownMemberIdError,
+)
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.cluster.lookup import Lookup
@@ -49,6 +55,7 @@ LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one expires on a busy machin
 START_S: Final = 8.0  # to connect: most clients wait ten seconds or more for an answer
 JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
 COMMIT_S: Final = 10.0
+LONGEST_STRING: Final = 2**15 - 1  # bytes, in a request to Kafka
 POLL_INTERVAL_MARGIN_S: Final = 60.0
 
 
@@ -72,6 +79,18 @@ class NotAssignedError(Exception):
     def __init__(self, partitions: Iterable[TopicPartition]) -> None:
         names = ", ".join(sorted(f"{partition.topic}-{partition.partition}" for partition in partitions))
         super().__init__(f"No current assignment for partition {names}")
+
+
+@contextlib.asynccontextmanager
+async def _answering(late: str = "Kafka did not answer in time") -> AsyncIterator[None]:
+    """Await an answer of Kafka's for at most `COMMIT_S`. Raises Refused: `late`, or see `not_read`."""
+    try:
+        async with asyncio.timeout(COMMIT_S):
+            yield
+    except TimeoutError as error:
+        raise Refused(Outcome.BUSY, late) from error
+    except KafkaError as error:
+        raise not_read(error) from error
 
 
 class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -365,25 +384,25 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
 
         Raises:
             NotAssignedError: for a partition that is not assigned to this member.
-            Refused: BUSY when Kafka does not answer or the group rebalances; see `not_read`.
+            Refused: BUSY when Kafka does not answer or the group rebalances, UNFIT for metadata that are too large; see
+                `not_read`.
         """
         if not offsets:
             return
         foreign = offsets.keys() - self._consumer.assignment()
         if foreign:
             raise NotAssignedError(foreign)
-        try:
-            async with asyncio.timeout(COMMIT_S):
+        if any(len(offset.metadata.encode()) > LONGEST_STRING for offset in offsets.values()):
+            raise not_read(OffsetMetadataTooLargeError())  # as Kafka would, which accepts less
+        async with _answering("Kafka did not answer the commit in time"):
+            try:
                 await self._consumer.commit(offsets)
-        except TimeoutError as error:
-            raise Refused(Outcome.BUSY, "Kafka did not answer the commit in time") from error
-        except IllegalStateError as error:
-            raise NotAssignedError(offsets) from error
-        except KafkaError as error:
-            if self.is_manual and isinstance(error, UnknownMemberIdError):
-                reason = "The group has active members; only they may commit"
-                raise Refused(Outcome.UNFIT, reason) from error
-            raise not_read(error) from error
+            except IllegalStateError as error:
+                raise NotAssignedError(offsets) from error
+            except UnknownMemberIdError as error:
+                if not self.is_manual:
+                    raise
+                raise Refused(Outcome.UNFIT, "The group has active members; only they may commit") from error
         self.progress.commit(offsets)
 
     async def commit_delivered(self) -> None:
@@ -400,13 +419,8 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         Raises:
             Refused: access is denied, or Kafka does not answer.
         """
-        try:
-            async with asyncio.timeout(COMMIT_S):
-                return await committed_positions(self._consumer, partitions)
-        except TimeoutError as error:
-            raise Refused(Outcome.BUSY, "Kafka did not answer in time") from error
-        except KafkaError as error:
-            raise not_read(error) from error
+        async with _answering():
+            return await committed_positions(self._consumer, partitions)
 
     @property
     def has_uncommitted(self) -> bool:
@@ -432,13 +446,8 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         if not partitions:
             return
         find = self._consumer.end_offsets if end else self._consumer.beginning_offsets
-        try:
-            async with asyncio.timeout(COMMIT_S):
-                offsets = await find(list(partitions))
-        except TimeoutError as error:
-            raise Refused(Outcome.BUSY, "Kafka did not answer in time") from error
-        except KafkaError as error:
-            raise not_read(error) from error
+        async with _answering():
+            offsets = await find(list(partitions))
         self.seek({partition: offsets[partition] for partition in partitions})
 
     def _check_assigned(self, partitions: Collection[TopicPartition]) -> None:

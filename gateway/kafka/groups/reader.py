@@ -175,6 +175,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     def remove(self, member: Member, *, failed: bool = True) -> None:
         """Remove a subscriber; its unsettled records are offered to the others first (`Dispatch.remove`)."""
         self.dispatch.remove(member, failed=failed)
+        self._starts.forget_unwanted(self.dispatch.topics)
         self._check_topics()
 
     def change_topics(self, name: Hashable, topics: Collection[str]) -> None:
@@ -242,6 +243,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return consumer
 
     async def _subscribe(self, consumer: AIOKafkaConsumer, topics: frozenset[str]) -> None:
+        subscription = consumer.subscription
         await self._starts.find(consumer, topics - self.topics, self.dispatch.topics)
         await self.commits.commit()
         if consumer is not self._consumer:
@@ -255,9 +257,11 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await self._assigned.wait()
             if consumer is not self._consumer:
                 raise KafkaError(LEFT_GROUP)
-        except KafkaError:
-            self.topics = frozenset()
-            self._stale.set()
+        except BaseException as error:
+            # Once it has subscribed, a call that is cancelled or has timed out leaves the assignment to the next call.
+            if isinstance(error, KafkaError) or subscription() != topics:
+                self.topics = frozenset()
+                self._stale.set()
             raise
         finally:
             self._own_change = False

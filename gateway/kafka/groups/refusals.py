@@ -6,14 +6,9 @@ from typing import Final
 
 from aiokafka import errors
 
+from gateway.kafka.cluster.error_verdicts import DENIALS
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
-
-_DENIALS: Final = (
-    errors.ClusterAuthorizationFailedError,
-    errors.GroupAuthorizationFailedError,
-    errors.TopicAuthorizationFailedError,
-)
 
 _REFUSALS: Final[tuple[tuple[type[errors.KafkaError], Outcome], ...]] = (
     (errors.GroupAuthorizationFailedError, Outcome.DENIED),
@@ -33,10 +28,12 @@ def not_joined(group: str, error: errors.KafkaError) -> Refused:
 def not_read(error: errors.KafkaError) -> Refused:
     """Return the refusal for a client's own member that cannot read or commit."""
     name = type(error).__name__
-    if isinstance(error, _DENIALS):
+    if isinstance(error, DENIALS):
         return Refused(Outcome.DENIED, f"Kafka denies access ({name})")
     if isinstance(error, errors.OffsetOutOfRangeError | errors.NoOffsetForPartitionError):
         return Refused(Outcome.UNFIT, f"There is no position to read from ({name}); seek to one")
+    if isinstance(error, errors.OffsetMetadataTooLargeError):
+        return Refused(Outcome.UNFIT, "The metadata of an offset is longer than Kafka accepts")
     if isinstance(error, errors.CommitFailedError):
         return Refused(Outcome.BUSY, "The group has rebalanced; poll again")
     return Refused(Outcome.BUSY, f"Kafka does not answer ({name})")

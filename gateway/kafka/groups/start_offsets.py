@@ -38,6 +38,10 @@ class StartOffsets:
         """Let a new group start at the end of these topics."""
         self._latest.update(topics)
 
+    def forget_unwanted(self, wanted: Collection[str]) -> None:
+        """Forget topics of subscribers that have left before the group was joined for them."""
+        self._latest.intersection_update(wanted)
+
     async def find(self, consumer: AIOKafkaConsumer, topics: frozenset[str], wanted: Collection[str]) -> None:
         """Fix where a new group starts in `topics`, before it is joined; forget topics that are not `wanted`.
 

@@ -113,7 +113,7 @@ class HeldRecords:
 
     def _refuse_principal(self, name: str, principal: str | None, refused: Refused) -> None:
         """Refuse one principal's records of a topic; those of others go on waiting."""
-        held = self._held.pop(name)
+        held = self._held.pop(name, [])  # they may have been released or refused during the lookup
         others = [one for one in held if _principal(one) != principal]
         if others:
             self._held[name] = others

@@ -184,6 +184,7 @@ class KafkaTransaction:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+            self._task = None  # a task that is cancelled before its first step does not do that itself
         self._settle_posts(list(self._unsettled), rest)
         self._queue.clear()
         producer, self._producer = self._producer, None

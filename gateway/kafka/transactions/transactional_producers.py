@@ -176,7 +176,7 @@ class TransactionalProducerPool:
             except asyncio.CancelledError:
                 if future.done() and not future.cancelled():
                     self._put(future.result())
-                else:
+                elif future in self._waiting:  # else `_put` has passed over it since
                     self._waiting.remove(future)
                 raise
         self._busy.add(found)
@@ -205,11 +205,12 @@ class TransactionalProducerPool:
             self._reaper.cancel()
         for future in self._waiting:
             future.cancel()
-        for task in tuple(self._tasks):
+        unfinished = tuple(self._tasks)  # among them starts that would end transactions
+        for task in unfinished:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        if self._used_ids_file is not None and not self._busy:
+        if unfinished:
+            await asyncio.wait(unfinished)
+        if self._used_ids_file is not None and not self._busy and not unfinished:
             self._used_ids_file.unlink(missing_ok=True)  # no transaction was left open
         every = {*self._busy, *self._closing, *(producer for _, producer in self._idle)}
         self._idle.clear()

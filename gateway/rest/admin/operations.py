@@ -12,8 +12,7 @@ import msgspec
 from aiohttp import web
 from aiokafka import TopicPartition
 
-from gateway.kafka.cluster.cluster_admin import ClusterAdmin
-from gateway.kafka.groups.group_admin import DEAD
+from gateway.kafka.cluster.cluster_admin import DEAD
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
@@ -74,10 +73,10 @@ class GroupLag(msgspec.Struct, frozen=True):
 
 
 class Administration(OperationSet):
-    """The operations, over one connection to Kafka."""
+    """The operations."""
 
     def __init__(self, services: RestServices) -> None:
-        self._admin = ClusterAdmin(services.kafka, services.spawn)
+        self._admin = services.groups.admin
         self._lookup = services.lookup
         self._topics = services.topics
         self.operations = {
@@ -154,10 +153,6 @@ class Administration(OperationSet):
         await self._topics.refresh()
         return no_content()
 
-    async def stop(self) -> None:
-        """Close the connection."""
-        await self._admin.stop()
-
     @staticmethod
     def _check(grant: Grant, operation: Operation, topic: str, what: str) -> None:
         if not is_topic_name(topic):
@@ -178,8 +173,8 @@ class Administration(OperationSet):
         """
         visible = _visible(grant, group)
         committed = {
-            partition: offset
-            for partition, offset in (await self._admin.committed(group)).items()
+            partition: place.offset
+            for partition, place in (await self._admin.committed(group)).items()
             if visible(partition.topic)
         }
         if not committed and not _sees_everything(grant, group):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 from aiohttp import web
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from gateway.kafka.cluster.admin_connection import AdminConnection
+from gateway.kafka.contracts import Refused
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
+from mapping.outcomes import Outcome
 from mapping.record import is_topic_name
 from protocols.rest.admin import decode_topic
 from protocols.rest.errors import Fault, RestError, not_found
@@ -41,12 +39,12 @@ class PartitionView(msgspec.Struct, frozen=True):
 
 
 class TopicOperations(OperationSet):
-    """The operations that show topics, and the one that creates them. The connection to Kafka opens on first use."""
+    """The operations that show topics, and the one that creates them."""
 
     def __init__(self, services: RestServices) -> None:
         self._topics = services.topics
         self._lookup = services.lookup
-        self._admin = AdminConnection(services.kafka, services.spawn)
+        self._admin = services.groups.admin
         self.operations = {
             "listTopics": self.list_topics,
             "getTopic": self.get_topic,
@@ -103,21 +101,17 @@ class TopicOperations(OperationSet):
         names = await self._readable(grant)
         if not names:
             return []
-        described = await self._ask(lambda admin: admin.describe_topics(names))
+        queries = self._topics.queries
+        described = await queries.wait_for(queries.describe(names))
         return sorted(
-            (topic["topic"], len(topic["partitions"]), len(topic["partitions"][0]["replicas"]))
-            for topic in described
-            if topic["partitions"] and not topic["error_code"]
+            (name, len(topic.leaders), topic.copies)
+            for name, topic in described.items()
+            if not isinstance(topic, Refused) and topic.leaders
         )
 
     async def cluster(self) -> dict[str, Any]:
-        """Return Kafka's description of its cluster: `cluster_id`, `controller_id`, `brokers`. Raises Refused."""
-        described: dict[str, Any] = await self._ask(lambda admin: admin.describe_cluster())
-        return described
-
-    async def stop(self) -> None:
-        """Close the connection."""
-        await self._admin.stop()
+        """See `ClusterAdmin.cluster`."""
+        return await self._admin.cluster()
 
     async def _readable(self, grant: Grant) -> list[str]:
         """Return the existing topics that the client may read or write, sorted. Asks Kafka."""
@@ -145,23 +139,19 @@ class TopicOperations(OperationSet):
             await self._topics.refresh()
             if topic not in self._topics.names:
                 raise not_found(f"Topic {topic} not found", Fault.TOPIC)
-        (described,) = await self._ask(lambda admin: admin.describe_topics([topic]))
+        described = await self._admin.topic(topic)
         if described["error_code"] or not described["partitions"]:
             raise not_found(f"Topic {topic} not found", Fault.TOPIC)
         return [_view(partition) for partition in sorted(described["partitions"], key=lambda one: one["partition"])]
 
     async def _configs(self, topic: str) -> dict[str, str | None]:
-        wanted = [ConfigResource(ConfigResourceType.TOPIC, topic)]
-        answers = await self._ask(lambda admin: admin.describe_configs(wanted))
-        return {entry[0]: entry[1] for answer in answers for resource in answer.resources for entry in resource[4]}
-
-    async def _ask(self, question: Callable[[AIOKafkaAdminClient], Coroutine[Any, Any, Any]]) -> Any:
-        """Return Kafka's answer; Refused if Kafka does not answer or does not allow it."""
-
-        async def query() -> Any:
-            return await question(await self._admin.open())
-
-        return await self._admin.run(query)
+        """Return a topic's configuration; empty if Kafka does not allow it."""
+        try:
+            return {entry.name: entry.value for entry in await self._admin.configs(topic)}
+        except Refused as refused:
+            if refused.outcome is Outcome.BUSY:
+                raise
+            return {}
 
 
 def _view(partition: dict[str, Any]) -> PartitionView:

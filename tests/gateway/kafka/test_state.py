@@ -9,14 +9,16 @@ import uuid
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import IllegalStateError
 
 from gateway.config import KafkaConfig
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.partitioner import partition_of
+from gateway.kafka.state import StateTopics
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from tests.support.frozen import freeze
@@ -251,3 +253,20 @@ async def test_a_gateway_that_started_before_kafka_loads_later_and_follows_acros
         finally:
             os.kill(stoppable.pid, signal.SIGCONT)
         assert answers.outcomes[3] is Outcome.BUSY
+
+
+async def test_partitions_that_are_not_assigned_yet_are_not_read_to_their_end() -> None:
+    """A topic was recreated with more partitions, and its re-reading has not started."""
+
+    class Consumer:
+        def assignment(self) -> set[TopicPartition]:
+            return {TopicPartition("t", 0)}
+
+        async def position(self, partition: TopicPartition) -> int:
+            if partition.partition:
+                raise IllegalStateError(partition)
+            return 5
+
+    state: Any = StateTopics.__new__(StateTopics)
+    assert not await state._is_behind(Consumer(), {TopicPartition("t", 0): 5})
+    assert await state._is_behind(Consumer(), {TopicPartition("t", 0): 5, TopicPartition("t", 1): 0})

@@ -14,6 +14,8 @@ from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.jars import ensure_jars
 from gateway.embedded.java import find_java
 from gateway.kafka.cluster.missing_topics import UNKNOWN_FOR_S
+from gateway.kafka.cluster.topic_info import TopicInfo
+from gateway.kafka.cluster.topic_safety import TopicSafety
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, CreateTopics
 from mapping.outcomes import Outcome
@@ -242,3 +244,85 @@ async def test_concurrent_creations_do_not_exceed_a_limit(bootstrap, kit, limit)
         refused = [one.outcome for one in made if isinstance(one, Refused)]
         assert refused == [Outcome.FULL] * len(refused)
         assert 0 < len(made) - len(refused) <= 25
+
+
+async def test_a_topic_that_is_asked_for_again_counts_for_its_principal_still(bootstrap, kit):
+    mine, other = (f"mine-{number}-{uuid.uuid4().hex}" for number in range(2))
+    async with kit(bootstrap, max_topics_per_principal=1) as k:
+        assert await k.topics.create(mine, principal="p")
+        assert not await k.topics.create(mine, principal="p")
+        with pytest.raises(Refused) as refused:
+            await k.topics.create(other, principal="p")
+        assert refused.value.outcome is Outcome.FULL
+        assert not await k.topics.create(mine, principal="q")
+        assert await k.topics.create(other, principal="q")
+
+
+async def test_a_topic_counts_for_its_principal_though_its_leaders_were_not_seen(bootstrap, kit, monkeypatch):
+    mine, other = (f"mine-{number}-{uuid.uuid4().hex}" for number in range(2))
+    async with kit(bootstrap, max_topics_per_principal=1) as k:
+
+        async def lost(names, node=None):
+            raise Refused(Outcome.BUSY, "the connection broke")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(k.topics.queries, "describe", lost)
+            with pytest.raises(Refused):
+                await k.topics.create(mine, principal="p")
+        with pytest.raises(Refused) as refused:
+            await k.topics.create(other, principal="p")
+        assert refused.value.outcome is Outcome.FULL
+
+
+@pytest.mark.parametrize("principals", [("p", "p", "p"), ("p", "q", None)])
+async def test_one_of_several_requests_creates_the_topic(bootstrap, kit, principals):
+    name = "thrice-" + uuid.uuid4().hex
+    async with kit(bootstrap) as k:
+        made = await asyncio.gather(*(k.topics.create(name, principal=principal) for principal in principals))
+        assert made == [True, False, False]
+
+
+async def test_a_listener_that_fails_does_not_end_the_metadata_s_updates(readers, new_topic):
+    topic = await new_topic(partitions=1)
+
+    def fail(_):
+        raise RuntimeError("a bug of the test's")
+
+    readers.lookup.add_listener(fail)
+    async with asyncio.timeout(20):
+        await readers.lookup.refresh()
+        readers.lookup.remove_listener(fail)
+        assert topic in await readers.lookup.existing([topic])
+        await readers.lookup.refresh()
+
+
+async def test_a_deleted_topic_is_forgotten_though_kafka_could_not_say_so_at_first(
+    bootstrap, new_topic, kit, admin, monkeypatch
+):
+    name = await new_topic()
+    async with kit(bootstrap) as k:
+        await k.topics.get(name)
+        await admin.delete_topics([name])
+
+        async def busy(names):
+            return {one: Refused(Outcome.BUSY, "no leader") for one in names}
+
+        with monkeypatch.context() as patched:
+            patched.setattr(k.topics.queries, "search", busy)
+            async with asyncio.timeout(60):
+                while name in (await k.topics.queries.all_topics()).topics:
+                    pass
+            await k.topics.refresh()
+            assert k.topics.known(name) is not None
+        await k.topics.refresh()
+        assert k.topics.known(name) is None
+        assert name not in k.topics.names
+
+
+def test_a_topic_that_was_deleted_and_made_again_is_warned_about_again(caplog):
+    safety = TopicSafety(required=True)
+    for _ in range(2):
+        for _ in range(2):
+            assert safety.check(TopicInfo("t", 1)).outcome is Outcome.UNSAFE
+        safety.forget("t")
+    assert len(caplog.records) == 2

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from gateway.config import KafkaConfig
+from gateway.kafka.cluster.cluster_admin import ClusterAdmin
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.fetch_sessions import use_sessions
 from gateway.kafka.driver.kafka_consumer import close_consumer, log_consumer
-from gateway.kafka.driver.lifecycle import open_consumer, start_consumer
-from gateway.kafka.groups.group_admin import GroupAdmin
+from gateway.kafka.driver.lifecycle import OnDemand, open_consumer, start_consumer
 from gateway.kafka.groups.polled_member import MemberSettings, PolledMember
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader
@@ -74,9 +74,9 @@ async def ask_lookup(bootstrap: str, spawn: Spawn) -> None:
 
 
 async def ask_admin(bootstrap: str, spawn: Spawn) -> None:
-    admin = GroupAdmin({"bootstrap_servers": bootstrap}, spawn)
+    admin = ClusterAdmin({"bootstrap_servers": bootstrap}, spawn)
     try:
-        await admin.topics("nobody")
+        await admin.committed("nobody")
     finally:
         await admin.stop()
 
@@ -170,3 +170,21 @@ async def test_the_tail_outlives_a_watch_that_ends_before_it_reads(readers, prod
     await readers.live_reader.watch(topic, fan)
     await producer.send_and_wait(topic, b"1")
     await readers.wait_until(lambda: len(sink.got) == 1)
+
+
+async def test_a_client_that_is_started_while_its_owner_stops_is_closed() -> None:
+    class Client:
+        closed = False
+
+        async def close(self) -> None:
+            self.closed = True
+
+    client, may_start = Client(), asyncio.Event()
+    on_demand = OnDemand(lambda: client, lambda _: may_start.wait(), asyncio.create_task)
+    getting = asyncio.create_task(on_demand.get())
+    await asyncio.sleep(0)
+    await on_demand.stop()
+    may_start.set()
+    with pytest.raises(KafkaError):
+        await getting
+    assert client.closed

@@ -190,3 +190,17 @@ async def test_msk_tokens_are_signed_with_the_credentials_that_aws_s_library_fin
 @pytest.mark.parametrize("text", ["", "a.b.c", "a.e30.c", "a.W10.c", "a.eyJleHAiOiJ4In0.c", "a.eyJleHAiOjFlOTk5fQ.c"])
 def test_a_token_without_an_end(text: str) -> None:
     assert expiry_of(text) in {None, float("inf")}
+
+
+@pytest.mark.parametrize("life", [float("inf"), 1e300, 10**400], ids=["infinite", "long", "no float"])
+async def test_a_life_without_end_counts_as_not_stated(endpoint: TokenEndpoint, life: float) -> None:
+    endpoint.expires_in = life
+    login = from_endpoint(endpoint)
+    assert await login.token() == "opaque"
+    assert login._token is not None
+    assert login._token.fresh_until < time.time() + 3600
+
+
+def test_an_expiry_without_end_counts_as_not_stated() -> None:
+    claims = base64.urlsafe_b64encode(b'{"exp": 1e999}').decode()
+    assert expiry_of(f"h.{claims}.s") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -10,13 +11,15 @@ from typing import Any, TypeVar
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flowcontrol.backoff import Backoff
-from gateway.kafka.groups import ready
+from gateway.kafka.groups import assignment, ready
 from gateway.kafka.groups.assignment import AssignedPartition, Member, SubscriptionFilter
+from gateway.kafka.groups.commits import Commits
 from gateway.kafka.groups.dispatch import DEMAND, Dispatch
 from gateway.kafka.read.catch_up_reader import Reading
 from mapping.record import Received
@@ -921,3 +924,74 @@ def test_a_record_costs_a_member_without_runs_the_same_however_many_wait() -> No
         return work // waiting
 
     assert cost(400) <= cost(20)
+
+
+def test_a_held_record_that_retention_deletes_is_settled_as_others(world: World) -> None:
+    world.join(Sink(), selects=b"a", queue=True)
+    world.read(*"bbb")
+    late = world.join(Sink(2), queue=True)
+    world.log.turn()
+    assert late.offsets == [0, 1]
+    world.dispatch.catch_up.note_deleted(world.parts[0], 0, 3)
+    assert (world.dispatch.catch_up.expired, world.committable) == (1, 0)
+    late.done(late.held[0])
+    world.dispatch.remove(late.member)
+    world.dispatch.push()
+    world.dispatch.catch_up.note_deleted(world.parts[0], 0, 3)
+    assert (world.dispatch.catch_up.expired, world.committable) == (2, 3)
+
+
+def test_attempts_of_deleted_records_leave_room_for_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assignment, "TRIES", 2)
+    world.join(Sink(), selects=b"a", queue=True)
+    for _ in range(2):
+        world.read("b", "b")
+        short = world.join(Sink(), selects=b"b", queue=True)
+        world.log.turn()
+        world.dispatch.remove(short.member)
+        world.dispatch.push()
+        again = world.join(Sink(), selects=b"b", queue=True)
+        world.log.turn()
+        assert [tries(again.member, record) for record in again.held] == [(1, 1)] * 2
+        world.dispatch.remove(again.member)
+        world.dispatch.push()
+        world.dispatch.catch_up.note_deleted(world.parts[0], 0, world.next[0])
+        world.log.records.clear()
+
+
+def test_a_member_that_leaves_during_a_rebalance_ends_the_wait_for_its_records(world: World) -> None:
+    sink = world.join(Sink())
+    world.read("a")
+    world.dispatch.suspended = True
+    world.dispatch.remove(sink.member)
+    assert not world.dispatch.held
+    assert world.dispatch.returned.is_set()
+
+
+async def test_a_record_from_the_log_whose_offer_fails_is_tried_again(world: World) -> None:
+    world.join(Sink(), selects=b"x", queue=True)
+    world.read(*"aaa")
+    sink = world.join(Failing(), queue=True)
+    with contextlib.suppress(RuntimeError):
+        world.log.turn()
+    assert (sink.offsets, list(sink.member.held.values())) == ([0, 1], list(map(sink.member.delivery, sink.held)))
+    assert world.dispatch.delayed == 1
+    world.dispatch.close()
+
+
+async def test_a_transaction_commits_nothing_of_a_partition_that_was_lost_while_it_waited(world: World) -> None:
+    sink = world.join(Sink())
+    world.read("a")
+    delivery = sink.member.delivery(sink.held[0])
+    commits = Commits("g", world.dispatch, None, lambda: None, interval_s=1)
+
+    async def commit() -> None:
+        async with commits.committing({delivery.assigned: {0}}):
+            raise AssertionError("it is another member's now")
+
+    async with commits.lock:  # as during a rebalance
+        committing = asyncio.create_task(commit())
+        await asyncio.sleep(0)
+        world.dispatch.set_assignment(())
+    with pytest.raises(KafkaError):
+        await committing

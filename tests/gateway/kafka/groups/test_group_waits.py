@@ -16,6 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from gateway.kafka.contracts import Refused
+from gateway.kafka.driver import kafka_consumer
 from gateway.kafka.groups.assignment import SubscriptionFilter
 from mapping.outcomes import Outcome
 from mapping.record import Received
@@ -175,3 +176,37 @@ async def test_joins_are_refused_while_the_gateway_stops(readers, new_topic, gro
     joining.exception()
     here.tasks.discard(joining)
     await here.stop()
+
+
+async def test_a_join_is_not_lost_with_a_cancelled_one_of_the_same_topic(
+    readers, producer, new_topic, group, monkeypatch
+) -> None:
+    monkeypatch.setattr(kafka_consumer, "_METADATA_RETRY_S", 1.0)  # the time in which one is cancelled
+    topics = [await new_topic(partitions=1) for _ in range(2)]
+    first, given_up, second = (readers.Holder() for _ in range(3))
+    first.membership = await readers.groups.join(group, topics[:1], first)
+    cancelled = readers.spawn(readers.groups.join(group, topics[1:], given_up))
+    reader = readers.groups._readers[group]
+    await readers.wait_until(lambda: topics[1] in reader.topics)
+    joining = readers.spawn(readers.groups.join(group, topics[1:], second))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    async with asyncio.timeout(20):
+        second.membership = await joining
+    await producer.send_and_wait(topics[1], b"one")
+    await readers.wait_until(lambda: second.values == [b"one"])
+
+
+async def test_a_given_up_join_at_the_end_moves_no_later_one(readers, producer, new_topic, group) -> None:
+    topics = [await new_topic(partitions=1) for _ in range(2)]
+    await producer.send_and_wait(topics[1], b"early")
+    first, given_up, second = (readers.Holder() for _ in range(3))
+    first.membership = await readers.groups.join(group, topics[:1], first)
+    reader = readers.groups._readers[group]
+    async with reader._changing:  # as during another join
+        cancelled = readers.spawn(readers.groups.join(group, topics[1:], given_up, offset_reset="latest"))
+        await readers.wait_until(lambda: given_up in reader.members)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+    second.membership = await readers.groups.join(group, topics[1:], second)
+    await readers.wait_until(lambda: second.values == [b"early"])

@@ -304,3 +304,47 @@ async def test_an_abort_while_kafka_is_away(
                 assert fates.of == {0: BUSY}
         assert (await run(transactions, topic, [b"after"])).outcomes() == {Outcome.STORED}
         assert [record.value for record in await visible(bootstrap, topic, 2)] == [b"before", b"after"]
+
+
+async def test_a_producer_given_back_while_a_waiting_call_is_cancelled_is_kept(tmp_path: Path) -> None:
+    async with asyncio.TaskGroup() as group:
+        pool = TransactionalProducerPool(
+            KafkaConfig(), name="n", limit=0, timeout_s=1, used_ids_file=None, spawn=group.create_task,
+            clock=time.monotonic,
+        )  # fmt: skip
+        calls = [group.create_task(pool.acquire()) for _ in range(2)]
+        await asyncio.sleep(0)
+        producer: Any = object()
+        calls[0].cancel()
+        pool.release(producer)  # in the turn of the event loop in which the first call is cancelled
+        assert await calls[1] is producer
+        assert (await asyncio.gather(calls[0], return_exceptions=True))[0].__class__ is asyncio.CancelledError
+
+
+async def test_ids_whose_transactions_were_not_ended_are_left_to_the_next_process(tmp_path: Path) -> None:
+    """As when Kafka is unreachable from the start to the stop."""
+    marks = tmp_path / "transactions"
+    marks.write_text("3")
+    async with asyncio.TaskGroup() as group:
+        pool = TransactionalProducerPool(
+            KafkaConfig(bootstrap_servers="127.0.0.1:1"), name="n", limit=4, timeout_s=1, used_ids_file=marks,
+            spawn=group.create_task, clock=time.monotonic,
+        )  # fmt: skip
+        pool.start()
+        await asyncio.sleep(0)
+        await pool.stop()
+    assert marks.read_text() == "3"
+
+
+async def test_an_abort_before_the_first_step_leaves_nothing_to_wait_for() -> None:
+    class Uncounted:
+        def reserve(self, size: int) -> None: ...
+        def free(self, size: int, records: int) -> None: ...
+
+    fates = Fates()
+    transaction = Transactions(None, Uncounted(), spawn=asyncio.create_task).begin(fates.settle)  # type: ignore[arg-type]
+    transaction.submit(Record("t", b"k", b"v"), "token", SENDER)
+    await transaction.abort(BUSY)
+    async with asyncio.timeout(10):
+        await transaction.stored()
+    assert fates.outcomes() == {Outcome.BUSY}

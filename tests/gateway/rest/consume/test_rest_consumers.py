@@ -280,6 +280,19 @@ async def test_offsets_are_committed_as_they_are_given(
     assert (await again.post("offsets", {"offsets": [{"topic": topic}]}))[0] == 400
 
 
+@pytest.mark.parametrize("length", [5000, 40_000])  # more than Kafka accepts, and than a request can have
+async def test_metadata_of_an_offset_that_are_too_large_are_refused(
+    http: aiohttp.ClientSession, make: Make, new_topic: Any, length: int
+) -> None:
+    topic = await new_topic(partitions=1)
+    consumer = await make(topic)
+    assert await consumer.read(0) == []
+    offset = {"topic": topic, "partition": 0, "offset": 0, "metadata": "m" * length}
+    status, answer = await consumer.post("offsets", {"offsets": [offset]})
+    assert (status, "metadata" in str(answer)) == (422, True)
+    assert (await consumer.post("offsets", {"offsets": [offset | {"metadata": "m" * 4000}]}))[0] == 204
+
+
 async def test_only_records_of_an_earlier_poll_are_committed_automatically(
     bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
