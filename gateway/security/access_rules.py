@@ -105,9 +105,8 @@ class ListedRules:
             self._by_principal.setdefault(rule.principal, []).append((number, compiled))
             self.by_client_id |= CLIENT in compiled.variables
             self.by_certificate |= COMMON_NAME in compiled.variables
-        self._fixed: Recent[frozenset[str], ClientRules] = Recent(
-            CACHED_RULES
-        )  # rules without variables, shared by clients
+        # rules without variables, shared by clients
+        self._fixed: Recent[frozenset[str], ClientRules] = Recent(CACHED_RULES)
 
     def doubtful(self, mapping: Rules) -> list[str]:
         """Return warnings about `topic` rules that name a Kafka topic, which MQTT clients reach under another name."""

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from gateway.security.exchange import Done, Exchange, Failed, Step
+from gateway.security.exchange import Done, Exchange, Failed, LoginGuard, Step
 from gateway.security.scram import Continue, MessageError, saslname
 from gateway.security.tokens import TokenError, VerifiedToken
-
-if TYPE_CHECKING:  # it imports this module
-    from gateway.security.authentication import Authenticator
 
 OAUTHBEARER: Final = "OAUTHBEARER"
 XOAUTH2: Final = "XOAUTH2"
@@ -38,7 +35,7 @@ class BearerExchange(Exchange):
         self,
         mechanism: str,
         verify_token: Callable[[str], Awaitable[VerifiedToken]],
-        guard: Authenticator,
+        guard: LoginGuard,
         address: str,
         user: str | None,
     ) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from gateway.security.fair_queue import Busy
 from gateway.security.identity import Identity
 from gateway.security.scram import Continue, Disproven, Proven, ScramServer
-
-if TYPE_CHECKING:  # it imports this module
-    from gateway.security.authentication import Authenticator
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
@@ -33,12 +30,25 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
 Step = Continue | Done | Failed
 
 
+class LoginGuard(Protocol):
+    """The part of `Authenticator` that exchanges use; a Protocol because `authentication` imports this module."""
+
+    def check_busy(self, address: str) -> None:
+        """Raise Busy if logins from this address are not checked now."""
+
+    def accepted(self) -> None:
+        """Count a successful exchange."""
+
+    async def wait_refused(self, address: str) -> None:
+        """Count a failed exchange and wait until it may be answered."""
+
+
 class Exchange(abc.ABC):
     """One exchange on one connection."""
 
     __slots__ = ("_address", "_guard", "_user")
 
-    def __init__(self, guard: Authenticator, address: str, user: str | None) -> None:
+    def __init__(self, guard: LoginGuard, address: str, user: str | None) -> None:
         """Failures are counted for `address`; `user` is as for `Authenticator.exchange`."""
         self._guard = guard
         self._address = address
@@ -62,7 +72,7 @@ class ScramExchange(Exchange):
 
     __slots__ = ("_server",)
 
-    def __init__(self, server: ScramServer, guard: Authenticator, address: str, user: str | None) -> None:
+    def __init__(self, server: ScramServer, guard: LoginGuard, address: str, user: str | None) -> None:
         super().__init__(guard, address, user)
         self._server = server
 

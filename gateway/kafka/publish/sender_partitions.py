@@ -8,11 +8,11 @@ partition; then all senders and waiting batches of the partition move to the sam
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Final
 
 from gateway.kafka.publish.murmur2 import murmur2
 from gateway.kafka.publish.partition_queue import PartitionQueue
+from gateway.recent import Recent
 
 REMEMBERED: Final = 16_384
 """How many partitions of detached links are remembered (about 3 MB). The oldest is forgotten first."""
@@ -70,7 +70,7 @@ class Places:
 
     def __init__(self) -> None:
         # By the hash of name and topic. A collision is harmless: one sender gets the other's partition.
-        self._numbers: OrderedDict[int, int] = OrderedDict()
+        self._numbers: Recent[int, int] = Recent(REMEMBERED)
 
     def sender(self, *name: str) -> Sender:
         """Create a lasting sender with this name."""
@@ -82,8 +82,4 @@ class Places:
 
     def remember(self, name: tuple[str, ...], topic: str, number: int) -> None:
         """Remember that the sender with this name had partition `number` of `topic`."""
-        place = hash((name, topic))
-        self._numbers[place] = number
-        self._numbers.move_to_end(place)
-        if len(self._numbers) > REMEMBERED:
-            self._numbers.popitem(last=False)
+        self._numbers[hash((name, topic))] = number

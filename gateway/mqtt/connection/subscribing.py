@@ -136,7 +136,7 @@ def _authorize(  # noqa: PLR0917 - the client and its request
         elif not client.grant.mqtt_subscribe.filter(share.topic_filter if share is not None else topic_filter):
             client.audit_denied("subscribe", topic_filter)
             answer.refuse(index, ReasonCode.NOT_AUTHORIZED, "not allowed to subscribe to this filter")
-        elif options.topic_filter.count("/") >= MOST_LEVELS + (0 if share is None else 2):
+        elif topic_filter.count("/") >= MOST_LEVELS + (0 if share is None else 2):
             answer.refuse(index, ReasonCode.QUOTA_EXCEEDED, "the filter has too many levels")
         elif (topic_filter not in known and len(known) >= most) or len(allowed) >= most:
             answer.refuse(index, ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")

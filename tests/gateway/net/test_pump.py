@@ -34,6 +34,15 @@ class Server:
         host, _, port = self.listener.bound.rpartition(":")
         return await asyncio.open_connection(host, int(port), ssl=tls)
 
+    async def greeted(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Pump]:
+        """Connect the first peer, which has got an answer."""
+        reader, writer = await self.connect()
+        writer.write(b"a\n")
+        assert await reader.readline() == b"a!\n"
+        pump = self.sessions[0].pump
+        assert pump is not None
+        return reader, writer, pump
+
 
 @contextlib.asynccontextmanager
 async def serving(patience: float | None = None, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
@@ -98,11 +107,7 @@ async def test_a_closed_peer_that_reads_nothing_does_not_keep_its_socket(monkeyp
     monkeypatch.setattr("gateway.net.pump.LINGER_S", 0.05)
     monkeypatch.setattr("gateway.net.pump.UNREAD_S", 0.1)
     async with serving() as server:
-        reader, writer = await server.connect()
-        writer.write(b"a\n")
-        assert await reader.readline() == b"a!\n"
-        pump = server.sessions[0].pump
-        assert pump is not None
+        _, writer, pump = await server.greeted()
         assert pump.transport is not None
         writer.transport.pause_reading()
         pump.transport.write(bytes(32 * 1024 * 1024))
@@ -113,11 +118,7 @@ async def test_a_closed_peer_that_reads_nothing_does_not_keep_its_socket(monkeyp
 
 async def test_a_pause_stops_reading_until_every_reason_is_removed() -> None:
     async with serving() as server:
-        reader, writer = await server.connect()
-        writer.write(b"a\n")
-        assert await reader.readline() == b"a!\n"
-        pump = server.sessions[0].pump
-        assert pump is not None
+        reader, writer, pump = await server.greeted()
         pump.pause_reading("one")
         pump.pause_reading("two")
         writer.write(b"b\n")

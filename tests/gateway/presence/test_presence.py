@@ -24,6 +24,7 @@ from protocols.mqtt import packets
 from protocols.mqtt.packets import Subscription
 from tests.support.assembled import Assembled, assembled
 from tests.support.mqtt import PahoClient, RawClient
+from tests.support.one_task import in_one_task
 from tests.support.waiting import wait_until
 
 TOPIC = f"presence-{uuid.uuid4().hex[:8]}"
@@ -69,18 +70,8 @@ async def running(bootstrap: str, topic: str = TOPIC) -> AsyncIterator[Gateway]:
 @pytest.fixture(scope="module")
 async def both(bootstrap: str) -> AsyncIterator[tuple[Gateway, Gateway]]:
     """Two gateways in the test's own process."""
-    ready: asyncio.Queue[tuple[Gateway, Gateway]] = asyncio.Queue()
-    over = asyncio.Event()
-
-    async def serve() -> None:
-        async with running(bootstrap) as one, running(bootstrap) as other:
-            ready.put_nowait((one, other))
-            await over.wait()
-
-    async with asyncio.TaskGroup() as group:  # entered and left in one task
-        group.create_task(serve())
-        yield await ready.get()
-        over.set()
+    async with in_one_task(running(bootstrap)) as one, in_one_task(running(bootstrap)) as other:
+        yield one, other
 
 
 @pytest.fixture

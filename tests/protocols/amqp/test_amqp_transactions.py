@@ -243,8 +243,8 @@ def test_a_handle_that_is_used_again_is_not_settled_for_its_former_delivery(make
     assert not peer.deliveries[1].settled
 
 
-def test_the_error_of_a_refused_post_fits_a_small_frame(make_server: Any, make_peer: Any) -> None:
-    """A relay's error names the address, which may be as long as a message."""
+def with_posted(make_server: Any, make_peer: Any) -> tuple[Any, Any, Any, TransactionalTransfer]:
+    """Server, peer, and a message posted in a transaction, as the peer's delivery and as the server's event."""
     server, peer, _ = coordinated(make_server, make_peer)
     sender = peer.connection.link_head(0).next(0)
     posted = sender.delivery("posted")
@@ -254,20 +254,18 @@ def test_the_error_of_a_refused_post_fits_a_small_frame(make_server: Any, make_p
     sender.advance()
     peer.run()
     (transfer,) = server.of(TransactionalTransfer)
+    return server, peer, posted, transfer
+
+
+def test_the_error_of_a_refused_post_fits_a_small_frame(make_server: Any, make_peer: Any) -> None:
+    """A relay's error names the address, which may be as long as a message."""
+    server, _, _, transfer = with_posted(make_server, make_peer)
     server.engine.settle_posted(transfer.link, transfer.delivery, TXN, rejected(ROLLED_BACK, "\u20ac\0" * 100_000))
     assert len(server.connection.data_to_send()) < 512
 
 
 def test_a_refused_post_carries_its_error(make_server: Any, make_peer: Any) -> None:
-    server, peer, _ = coordinated(make_server, make_peer)
-    sender = peer.connection.link_head(0).next(0)
-    posted = sender.delivery("posted")
-    posted.local.data = [TXN]
-    posted.update(TRANSACTIONAL_STATE)
-    sender.stream(DATA)
-    sender.advance()
-    peer.run()
-    (transfer,) = server.of(TransactionalTransfer)
+    server, peer, posted, transfer = with_posted(make_server, make_peer)
     server.engine.settle_posted(transfer.link, transfer.delivery, TXN, rejected(ROLLED_BACK, "no"))
     peer.run()
     _, outcome = posted.remote.data

@@ -25,6 +25,7 @@ from protocols.mqtt.packets import Subscription
 from protocols.mqtt.reasons import ReasonCode
 from tests.support.assembled import Assembled, assembled
 from tests.support.mqtt import RawClient
+from tests.support.one_task import in_one_task
 from tests.support.topics import read_all
 from tests.support.waiting import wait_until
 
@@ -70,18 +71,8 @@ async def running(bootstrap: str, **settings: Any) -> AsyncIterator[Gateway]:
 
 @pytest.fixture(scope="module")
 async def gateway(bootstrap: str) -> AsyncIterator[Gateway]:
-    ready: asyncio.Queue[Gateway] = asyncio.Queue()
-    over = asyncio.Event()
-
-    async def serve() -> None:
-        async with running(bootstrap, presence={"topic": PRESENCE}) as made:
-            ready.put_nowait(made)
-            await over.wait()
-
-    async with asyncio.TaskGroup() as group:  # entered and left in one task
-        group.create_task(serve())
-        yield await ready.get()
-        over.set()
+    async with in_one_task(running(bootstrap, presence={"topic": PRESENCE})) as made:
+        yield made
 
 
 def only(*rules: AccessRule) -> ListedRules:

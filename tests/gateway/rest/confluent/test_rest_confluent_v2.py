@@ -6,7 +6,6 @@ this dialect.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import uuid
@@ -27,6 +26,7 @@ from tests.gateway.rest.conftest import (
     read_topic,
     running_gateway,
 )
+from tests.support.one_task import in_one_task
 
 V2 = "application/vnd.kafka.v2+json"
 AVRO = {"Content-Type": "application/vnd.kafka.avro.v2+json"}
@@ -56,18 +56,8 @@ class Way(NamedTuple):
 @pytest.fixture(scope="module")
 async def told(bootstrap: str) -> AsyncIterator[Gateway]:
     """A listener that is configured for this dialect."""
-    ready: asyncio.Queue[Gateway] = asyncio.Queue()
-    over = asyncio.Event()
-
-    async def serve() -> None:
-        async with running_gateway(bootstrap, http={"dialect": "confluent"}) as made:
-            ready.put_nowait(made)
-            await over.wait()
-
-    async with asyncio.TaskGroup() as group:  # entered and left in one task
-        group.create_task(serve())
-        yield await ready.get()
-        over.set()
+    async with in_one_task(running_gateway(bootstrap, http={"dialect": "confluent"})) as made:
+        yield made
 
 
 @pytest.fixture(params=["prefix", "setting"])
