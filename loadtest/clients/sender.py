@@ -140,7 +140,7 @@ class Sender(asyncio.Protocol, abc.ABC):
 class WindowedSender(Sender):
     """A sender with one packet per message, and at most the pace's window unacknowledged.
 
-    `due_at` has the time each message was due or, without a rate, written.
+    `due_at` has the time each message was due or, without a rate, about to be written.
     """
 
     def __init__(self, packets: Sequence[bytes], pace: Pace, on_ack: OnAck = ignore) -> None:
@@ -162,9 +162,10 @@ class WindowedSender(Sender):
         if room <= 0 or self._transport.is_closing():
             self._held = self._held or (self.pace.rate is not None and self.pace.capacity(sent, sent) > 0)
             return
+        now = time.perf_counter()  # before the write: others may have received it before this process runs on
         self._transport.write(b"".join(self._packets[sent : sent + room]))
         if self.pace.rate is None:
-            self.due_at.extend([time.perf_counter()] * room)
+            self.due_at.extend([now] * room)
         else:
             self.due_at.extend([self.pace.due(index) for index in range(sent, sent + room)])
         self._wrote(sent)
