@@ -175,6 +175,11 @@ class AccessList:
         return self._book is not None
 
     @property
+    def rulebook(self) -> Rulebook | None:
+        """The rules: another object after each change, None before the first are loaded."""
+        return self._book
+
+    @property
     def by_certificate(self) -> bool:
         """Whether a rule depends on the client's certificate in addition to the identity."""
         return self._book is not None and self._book.by_certificate

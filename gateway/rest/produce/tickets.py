@@ -124,11 +124,12 @@ def submit_allowed(
     order; by default the order is kept within this request.
     """
     topic = records[0].topic
-    sender = sender or Sender()
     places = list(range(len(records)) if tokens is None else tokens)
-    if grant.publish.uniform(topic):
-        publisher.submit_run(records, ticket, places, sender)
-        return
+    if len(records) > 1:
+        sender = sender or Sender()
+        if grant.publish.uniform(topic):
+            publisher.submit_run(records, ticket, places, sender)
+            return
     for token, record in zip(places, records, strict=True):
         if grant.publish(topic, record.key):
             publisher.submit(record, ticket, token, sender)
