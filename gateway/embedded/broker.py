@@ -1,6 +1,6 @@
 """Run a real Apache Kafka broker (KRaft) as a child process, with a data directory that survives restarts.
 
-It is a single broker, or a node of a cluster on this machine (`gateway.embedded.cluster`).
+It is a single broker, or a node of a cluster on this machine (`tools.cluster`).
 
 The broker cannot outlive the gateway, whatever kills that (`gateway.embedded.child`). It leads its own process session,
 so that Ctrl-C in the terminal reaches only the gateway, which drains first and stops the broker last.

@@ -13,8 +13,6 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.config import KafkaConfig
-from gateway.embedded.cluster import Cluster, new_cluster
-from gateway.embedded.secured import USER
 from gateway.kafka.driver.client_settings import consumer_settings
 from gateway.kafka.driver.fetch_sessions import use_sessions
 from gateway.kafka.driver.kafka_consumer import log_consumer, poll
@@ -24,6 +22,8 @@ from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.secured import allow_gateway, secured_of
 from tests.support.topics import produce, until_led
+from tools.cluster import Cluster, new_cluster
+from tools.secured import USER
 
 pytestmark = pytest.mark.cluster
 

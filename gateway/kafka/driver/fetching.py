@@ -3,7 +3,6 @@
 aiokafka makes a `ConsumerRecord` of each record, by a generator, two methods and a dataclass: most of the cost of
 reading one. Here `Received` is made directly from the output of its compiled parser. Besides, aiokafka's generator is a
 reference cycle around the whole fetch, which only the garbage collector frees unless it is exhausted (ADR 0030).
-`private_parts` lists the private attributes used here.
 """
 
 from __future__ import annotations

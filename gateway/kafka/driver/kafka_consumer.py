@@ -1,6 +1,6 @@
 """Create, poll and close aiokafka consumers, and do what the library has no public method for.
 
-`lifecycle` starts and replaces the readers' consumers; `private_parts` lists the private attributes used here.
+`lifecycle` starts and replaces the readers' consumers.
 """
 
 from __future__ import annotations

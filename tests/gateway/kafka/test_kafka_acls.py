@@ -21,8 +21,6 @@ from proton import ConnectionException
 from proton.utils import BlockingConnection
 
 from gateway.config import Config, ConfigError, KafkaConfig, SecurityConfig
-from gateway.embedded.cluster import Cluster
-from gateway.embedded.secured import CLIENTS
 from gateway.kafka.cluster.doctor import Finding, examine
 from gateway.kafka.cluster.rights import Operation
 from gateway.kafka.cluster.topic_queries import TopicQueries
@@ -43,6 +41,8 @@ from tests.support.mqtt import RawClient
 from tests.support.secured import Acls, secured_of
 from tests.support.topics import until_led
 from tests.support.waiting import wait_until
+from tools.cluster import Cluster
+from tools.secured import CLIENTS
 
 RUN: Final = uuid.uuid4().hex[:8]
 NAMES: Final = tuple(f"acl-{RUN}{end}" for end in ("", "-a", "-ab", "-b", ".c"))
