@@ -6,16 +6,15 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import aiokafka.errors as kafka_errors
 import msgspec
 from aiokafka import TopicPartition
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
-from aiokafka.protocol.admin import DeleteGroupsRequest
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
+from aiokafka.protocol.admin import AlterConfigsResponse_v0, DeleteGroupsRequest
+from aiokafka.protocol.types import Array, Boolean, Int8, Schema, String
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.cluster.error_verdicts import DENIALS
@@ -23,6 +22,7 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.admin_client import AdminClient
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.driver.lifecycle import OnDemand
+from gateway.kafka.driver.wire import FixedRequest
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 
@@ -77,27 +77,12 @@ class ConfigEntry(msgspec.Struct, frozen=True):
     sensitive: bool
 
 
-class _IncrementalAlterConfigsResponse(Response):  # type: ignore[misc]  # aiokafka has no types
+class _IncrementalAlterConfigs(FixedRequest):
+    """Changes single entries (KIP-339). aiokafka has only AlterConfigs, which resets every entry that is not named."""
+
     API_KEY = 44
     API_VERSION = 0
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "responses",
-            Array(
-                ("error_code", Int16),
-                ("error_message", String("utf-8")),
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-            ),
-        ),
-    )
-
-
-class _IncrementalAlterConfigsStruct(RequestStruct):  # type: ignore[misc]
-    API_KEY: ClassVar[int] = 44
-    API_VERSION: ClassVar[int] = 0
-    RESPONSE_TYPE = _IncrementalAlterConfigsResponse
+    RESPONSE_TYPE = AlterConfigsResponse_v0
     SCHEMA = Schema(
         (
             "resources",
@@ -112,21 +97,6 @@ class _IncrementalAlterConfigsStruct(RequestStruct):  # type: ignore[misc]
         ),
         ("validate_only", Boolean),
     )
-
-
-class IncrementalAlterConfigs(Request[_IncrementalAlterConfigsStruct]):  # type: ignore[misc]
-    """Changes single entries (KIP-339). aiokafka has only AlterConfigs, which resets every entry that is not named."""
-
-    API_KEY = 44
-
-    def __init__(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """`changes` has new values by name; None resets to the default."""
-        self._topic = topic
-        self._entries = [(name, _DELETE if value is None else _SET, value) for name, value in changes.items()]
-
-    def build(self, request_struct_class: type[_IncrementalAlterConfigsStruct]) -> _IncrementalAlterConfigsStruct:
-        """See `Request`."""
-        return request_struct_class([(int(ConfigResourceType.TOPIC), self._topic, self._entries)], False)
 
 
 def _request(
@@ -249,8 +219,10 @@ class ClusterAdmin:
             Refused: UNFIT (unknown entry or illegal value), UNKNOWN_TOPIC, DENIED, BUSY.
         """
         client = await self._client.get()
-        response = await client.request(IncrementalAlterConfigs(topic, changes))
-        ((code, message, _, _),) = response.responses
+        entries = [(name, _DELETE if value is None else _SET, value) for name, value in changes.items()]
+        resources = [(int(ConfigResourceType.TOPIC), topic, entries)]
+        response = await client.request(_IncrementalAlterConfigs(resources, False))
+        ((code, message, _, _),) = response.resources
         _check(code, message or f"topic {topic}")
 
     @_request

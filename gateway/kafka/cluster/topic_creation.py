@@ -22,7 +22,7 @@ from gateway.failures import failures
 from gateway.kafka.cluster.topic_queries import TopicQueries, refused_by
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
-from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, CreateTopics
+from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, create_topics_request
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
@@ -265,7 +265,7 @@ class Creation:
         """Send the CreateTopics request, and wait until all partitions have leaders."""
         config = self._config
         default = BROKERS_DEFAULT if config.topic_replication is None else config.topic_replication
-        request = CreateTopics(
+        request = create_topics_request(
             [
                 (
                     one.name,

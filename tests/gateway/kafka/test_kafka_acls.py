@@ -25,8 +25,7 @@ from gateway.kafka.cluster.doctor import Finding, examine
 from gateway.kafka.cluster.rights import Operation
 from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.driver.acl_requests import ALL, GROUP, TOPIC, Acl
-from gateway.kafka.driver.rights_requests import Rights
-from gateway.kafka.driver.wire import EncodedRequest
+from gateway.kafka.driver.wire import EncodedRequest, rights_request
 from gateway.listeners import make_servers
 from gateway.security.acl_source import AclSource
 from gateway.security.authorization import AccessList, Grant
@@ -71,8 +70,8 @@ class User:
 
     async def topics(self) -> dict[str, int | None]:
         """Return the allowed operations of each topic, one bit per operation; None when the topic is hidden."""
-        answer = await self._queries.request(Rights(NAMES))
-        return {name: None if error else operations for error, name, _, _, operations in answer.topics}
+        answer = await self._queries.request(rights_request(NAMES))
+        return {name: None if topic.error else topic.operations for name, topic in answer.topics.items()}
 
     async def groups(self) -> dict[str, int | None]:
         body = struct.pack(">i", len(NAMES)) + b"".join(struct.pack(">h", len(name)) + name.encode() for name in NAMES)
