@@ -45,7 +45,7 @@ $(INSTALLED): $(LOCKS) pyproject.toml $(NATIVE) | check-java
 	@touch $@
 
 jars: $(INSTALLED)
-	@$(BIN)/python -m gateway.embedded.jars
+	@$(BIN)/python -m tools.fetch_jars
 	@$(BIN)/python -m tools.class_recording
 
 run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself

@@ -13,9 +13,9 @@ from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema, String
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.jars import ensure_jars
 from gateway.embedded.java import find_java
-from gateway.kafka.cluster.missing_topics import UNKNOWN_FOR_S
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.cluster.topic_safety import TopicSafety
+from gateway.kafka.cluster.topics import UNKNOWN_FOR_S
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, create_topics_request
 from mapping.outcomes import Outcome
