@@ -116,8 +116,15 @@ def _leaderless(client: Any, partitions: Collection[TopicPartition]) -> set[Topi
 
 
 def use_paced_fetchers() -> None:
-    """Make all aiokafka consumers of this process use `PacedFetcher`; aiokafka has no parameter for it."""
-    aiokafka.consumer.consumer.Fetcher = PacedFetcher
+    """Make all aiokafka consumers of this process use `PacedFetcher`, or the fetcher that their client names.
+
+    aiokafka has no parameter for it.
+    """
+    aiokafka.consumer.consumer.Fetcher = _new_fetcher
+
+
+def _new_fetcher(client: Any, *arguments: Any, **settings: Any) -> Fetcher:
+    return getattr(client, "new_fetcher", PacedFetcher)(client, *arguments, **settings)
 
 
 async def fetch(
@@ -180,9 +187,8 @@ def _wake(fetcher: Fetcher) -> None:
 def convert_arrivals(consumer: AIOKafkaConsumer) -> None:
     """Make a started consumer return `Received` records, which are freed with their last reference."""
     fetcher = consumer._fetcher
-    if type(fetcher._records) is not _Arrivals:
-        fetched, fetcher._records = fetcher._records, _Arrivals()
-        fetcher._records.update(fetched)
+    fetched, fetcher._records = fetcher._records, _Arrivals()
+    fetcher._records.update(fetched)
 
 
 class _Arrivals(OrderedDict[TopicPartition, Any]):
