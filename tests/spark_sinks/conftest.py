@@ -46,7 +46,7 @@ def spark_jars() -> list[Path]:
 @pytest.fixture(scope="session")
 def archive(spark_jars: list[Path]) -> Path:
     """The archive of Spark's classes that `make setup` creates; another checkout may have replaced it."""
-    subprocess.run([sys.executable, "-m", "gateway.embedded.class_recording"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "tools.class_recording"], cwd=ROOT, check=True)
     return archive_path("spark", find_java(), spark_jars, cache_directory())
 
 
