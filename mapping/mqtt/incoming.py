@@ -34,8 +34,8 @@ from protocols.mqtt.properties import Properties
 
 PROTOCOL_NAMES: Final = {Version.V5: b"mqtt5", Version.V311: b"mqtt311", Version.V31: b"mqtt31"}
 
-_ROUTES_LIMIT: Final = 1024 * 1024  # characters of the topics cached per connection, with `_ROUTE` for each
-_ROUTE: Final = 256  # so there are at most 4096 of them; above the limit the cache is cleared
+_ROUTES_LIMIT: Final = 1024 * 1024  # characters of the topics admitted per connection, with `_ROUTE` for each
+_ROUTE: Final = 256  # so there are at most 4096 of them; above the limit all are forgotten
 _QOS_HEADERS: Final = tuple((MQTT_QOS, b"%d" % qos) for qos in range(3))
 
 
@@ -53,7 +53,7 @@ _NO_ROUTES: Final[dict[str, Route]] = {}  # shared by connections that never pub
 class Inbound:
     """Maps the PUBLISH packets of one connection to records."""
 
-    __slots__ = ("_admitted", "_client", "_mount", "_protocol", "_routes", "_routes_size", "_rules")
+    __slots__ = ("_admitted", "_candidate", "_client", "_mount", "_protocol", "_routes_size", "_rules")
 
     def __init__(self, rules: Rules, version: Version, client_id: str, mount: str = "") -> None:
         """`client_id` and `version` are put into every record; `mount` prefixes all topics (`mapping.tenants`)."""
@@ -61,9 +61,9 @@ class Inbound:
         self._mount = mount
         self._protocol: Header = (GW_PROTOCOL, PROTOCOL_NAMES[version])
         self._client: Header = (GW_CLIENT, rules.own_name(client_id).encode())
-        self._routes: dict[str, Route] = {}
-        self._routes_size = 0
         self._admitted = _NO_ROUTES
+        self._routes_size = 0
+        self._candidate: Route | None = None  # of the last topic that was not admitted
 
     def to_record(  # noqa: PLR0917 - keywords cost time on the hot path
         self, topic: str, payload: bytes, qos: int, retain: bool, properties: Properties | None, now_ms: int
@@ -72,9 +72,9 @@ class Inbound:
 
         The record has no timestamp; the publisher sets it.
         """
-        route = self._routes.get(topic)
+        route = self._admitted.get(topic)
         if route is None:
-            route = self._route(topic)
+            route = self._candidate = self._route(topic)
         headers = route.headers[qos]
         if retain:
             headers += ((MQTT_RETAIN, b"1"),)
@@ -83,12 +83,13 @@ class Inbound:
         return Record(route.topic, route.key, payload, headers)
 
     def admit(self, topic: str) -> None:
-        """Let `to_records` map publishes to this topic, which `to_record` must have mapped before."""
-        route = self._routes.get(topic)
-        if route is not None:
-            if self._admitted is _NO_ROUTES:
-                self._admitted = {}
-            self._admitted[topic] = route
+        """Let `to_records` map publishes to this topic, which `to_record` must have mapped last."""
+        if topic not in self._admitted:
+            assert self._candidate is not None
+            self._routes_size += len(topic) + _ROUTE
+            if self._admitted is _NO_ROUTES or self._routes_size > _ROUTES_LIMIT:
+                self._admitted, self._routes_size = {}, len(topic) + _ROUTE
+            self._admitted[topic] = self._candidate
 
     def forget_admitted(self) -> None:
         """Withdraw the admission of all topics."""
@@ -125,14 +126,7 @@ class Inbound:
         destination = self._rules.destination(whole)
         name = (MQTT_TOPIC, self._rules.own_name(whole).encode())
         headers = tuple((name, qos, self._protocol, self._client) for qos in _QOS_HEADERS)
-        route = Route(destination.topic, destination.key, headers)
-        self._routes_size += len(topic) + _ROUTE
-        if self._routes_size > _ROUTES_LIMIT:
-            self._routes.clear()
-            self._routes_size = len(topic) + _ROUTE
-            self._admitted = _NO_ROUTES
-        self._routes[topic] = route
-        return route
+        return Route(destination.topic, destination.key, headers)
 
 
 def _property_headers(properties: Properties, now_ms: int) -> Headers:
