@@ -46,7 +46,7 @@ from gateway.mqtt.routing.shared_groups import Sharing
 from gateway.mqtt.session.deliveries import DeliveryParts
 from gateway.mqtt.session.qos2 import Qos2Parts, StartOffsets
 from gateway.mqtt.session.self_delivery import SelfDelivery
-from gateway.mqtt.session.session import SessionParts, topic_recreated, topics_changed
+from gateway.mqtt.session.session import SessionParts, forget_topics
 from gateway.mqtt.session.shared import ShareParts
 from gateway.mqtt.state.store import SessionStore
 from gateway.net.proxied import Proxies
@@ -344,8 +344,8 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     groups.bind(state)
     if presence is not None:
         presence.bind(state, retained.mirror)
-    log.topics.watch(partial(topics_changed, sessions.live, parts))
-    router.listen(partial(topic_recreated, sessions.live, parts))
+    log.topics.watch(lambda _appeared, disappeared: forget_topics(sessions.live, parts, disappeared))
+    router.listen(lambda topic: forget_topics(sessions.live, parts, (topic,)))
     await state.start()
     stack.push_async_callback(state.stop)
     await retained.start()

@@ -16,11 +16,11 @@ from gateway.trace.mqtt import KEPT, MqttDecoder
 from gateway.trace.shown import shown_bytes
 from gateway.trace.websocket import WebSocketDecoder
 from protocols.mqtt import packets
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 from protocols.websocket import close_frame, write_frame
 from tests.support.amqp_frames import Frames
+from tests.support.mqtt_packets import encode_packet
 from tests.support.websocket import TEXT
 from tests.support.websocket import frame as client_frame
 
