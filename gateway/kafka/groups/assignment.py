@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -11,7 +11,6 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.checkpoint import Checkpoint
-from flowcontrol.demand import Taker, TakerPool, surplus
 from flowcontrol.offsets import OffsetSet, read_ledger, write_ledger
 from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.catch_up_reader import Reading
@@ -191,25 +190,44 @@ class AssignedPartition:
         return OffsetAndMetadata(end, "") if first is None else OffsetAndMetadata(first, write_ledger(opened, end))
 
 
-class Member(Taker["Pool"]):
+class Member:
     """A subscriber in the reader.
 
+    Invariant: it is in `free` of all of its pools while it is not `full`, else in none.
+
     Attributes:
+        full: has no capacity, until `wake`.
+        served: the number of its last record among all that members got in turn; 0 before the first.
         held: its unsettled deliveries, by the identity of the record (the delivery keeps the record alive), in the
             order of their offers.
     """
 
-    __slots__ = ("_in_runs", "behind", "held", "log_subscriber", "subscriber", "wants")
+    __slots__ = ("_in_runs", "behind", "full", "held", "log_subscriber", "pools", "served", "subscriber", "wants")
 
     def __init__(self, subscriber: Subscriber, wants: Condition | None = None) -> None:
-        super().__init__()
         self.subscriber = subscriber
+        self.pools: list[Pool] = []  # from which it gets records
+        self.full = False
+        self.served = 0
         self.wants = wants  # the subscriber's own selector; None selects all
         self.held: dict[int, Delivery] = {}
         # for each partition that it is behind on: the reading that brings formerly unselected records
         self.behind: dict[AssignedPartition, Reading] = {}
         self.log_subscriber: Subscriber | None = None  # of these readings; None when it never was behind
         self._in_runs = wants is None and hasattr(subscriber, "offer_run")
+
+    def fill(self) -> None:
+        """Mark the member as without capacity; it gets no records until `wake`."""
+        self.full = True
+        for pool in self.pools:
+            pool.free.pop(self, None)
+
+    def wake(self) -> None:
+        """Mark the member as having capacity again, after all that have it already."""
+        if self.full:
+            self.full = False
+            for pool in self.pools:
+                pool.free[self] = None
 
     def delivery(self, record: Received) -> Delivery | None:
         """Return the delivery of a record, or None when the member no longer holds it."""
@@ -238,13 +256,18 @@ class Member(Taker["Pool"]):
         return False
 
 
-class Pool(TakerPool[Member]):
-    """Members that want the same records, and the records that wait for one of these members."""
+class Pool:
+    """Members that want the same records, and the records that wait for one of these members.
 
-    __slots__ = ("name", "ready", "sticky", "topics", "wanted")
+    Invariant: `free` are those of `members` that are not full, in the order of their turns: the one that joined, was
+    served or was woken last comes last.
+    """
+
+    __slots__ = ("free", "members", "name", "ready", "sticky", "topics", "wanted")
 
     def __init__(self, name: Hashable, topics: Collection[str], *, sticky: bool) -> None:
-        super().__init__()
+        self.members: dict[Member, None] = {}
+        self.free: dict[Member, None] = {}
         self.name = name  # a topic (members that want all of it) or the name of a subscription filter
         self.sticky = sticky  # a partition's keyed records stay with one member while that has capacity
         self.topics = frozenset(topics)  # the Kafka topics that may have such records
@@ -252,12 +275,32 @@ class Pool(TakerPool[Member]):
         self.wanted: frozenset[str] = frozenset()
         self.ready: deque[Delivery] = deque()  # deliveries to be offered
 
+    def join(self, member: Member) -> None:
+        """Add a member that has capacity."""
+        member.pools.append(self)
+        self.members[member] = self.free[member] = None
+
+    def leave(self, member: Member) -> None:
+        """Remove a member; its `pools` do not change."""
+        del self.members[member]
+        self.free.pop(member, None)
+
+    def next(self, delivery: Delivery) -> Member | None:
+        """Return the member with capacity whose turn it is among those that select the record, or None."""
+        return next((member for member in self.free if member.selects(delivery)), None)
+
     def balance(self, assignment: Iterable[AssignedPartition]) -> None:
         """Take partitions from members with more than their share; the next record of each selects another member."""
-        if self.sticky:
-            own = [assigned for assigned in assignment if assigned.partition.topic in self.topics]
-            for position in surplus([assigned.preferred for assigned in own], len(self.members)):
-                own[position].preferred = None
+        if not self.sticky:
+            return
+        own = [assigned for assigned in assignment if assigned.partition.topic in self.topics]
+        share = -(-len(own) // len(self.members))
+        kept: Counter[Member] = Counter()
+        for assigned in own:
+            if assigned.preferred is not None:
+                kept[assigned.preferred] += 1
+                if kept[assigned.preferred] > share:
+                    assigned.preferred = None
 
     def has_preferred(self, delivery: Delivery) -> bool:
         """Whether a record goes to its partition's preferred member; keyless ones of a sender may share a partition."""

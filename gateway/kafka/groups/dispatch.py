@@ -24,7 +24,6 @@ from typing import Final, cast
 
 from aiokafka import TopicPartition
 
-from flowcontrol.backoff import Backoff
 from gateway.failures import failures
 from gateway.kafka.contracts import RunSubscriber, Subscriber
 from gateway.kafka.groups.assignment import (
@@ -52,11 +51,17 @@ class Dispatch:
     """The deliveries of one group. Nothing here blocks; `GroupReader` reads, commits and is the group's member."""
 
     def __init__(
-        self, backoff: Backoff, changed: Callable[[], None], readings: CatchUpReader, *, return_wait_s: float
+        self,
+        backoff_s: Callable[[int], float],
+        changed: Callable[[], None],
+        readings: CatchUpReader,
+        *,
+        return_wait_s: float,
     ) -> None:
         """Start without partitions, suspended; `set_assignment` adds them.
 
-        `changed` is called when there may be something to deliver: call `push` soon. A subscription filter without
+        `backoff_s` returns the delay of a record that has come back a number of times. `changed` is called when there
+        may be something to deliver: call `push` soon. A subscription filter without
         members keeps its records for `return_wait_s`.
         """
         self.members: dict[Subscriber, Member] = {}  # by subscriber
@@ -71,7 +76,7 @@ class Dispatch:
         self._queues: dict[str, Condition] = {}  # by topic: which unselected records stay in the log
         self.ready = ReadyDeliveries()  # deliveries that wait for a member
         self._parked: list[tuple[Received, AssignedPartition, Tries]] = []  # of topics without interested members
-        self._redelivery = RedeliveryQueue(backoff, self._redeliver, changed)
+        self._redelivery = RedeliveryQueue(backoff_s, self._redeliver, changed)
 
     @property
     def topics(self) -> frozenset[str]:

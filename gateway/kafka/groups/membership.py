@@ -19,7 +19,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from flowcontrol.backoff import Backoff
+from flowcontrol.backoff import backoff_s
 from gateway.kafka.cluster.cluster_admin import ClusterAdmin
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
@@ -151,7 +151,7 @@ class Groups:
             GroupReader,
             dict(kafka),
             spawn,
-            Backoff(0.1, 30.0, random=random),
+            partial(backoff_s, base=0.1, cap=30.0, random=random),
             lookup,
             readings=readings,
             commit_interval_s=commit_interval_s,

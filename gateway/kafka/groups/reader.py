@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +21,6 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.errors import ConsumerStoppedError, KafkaError
 
-from flowcontrol.backoff import Backoff
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
@@ -76,7 +75,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self,
         kafka: ConsumerOptions,
         spawn: Spawn,
-        backoff: Backoff,
+        backoff_s: Callable[[int], float],
         lookup: Lookup,
         group: str,
         *,
@@ -94,7 +93,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._lookup = lookup
         self._revoke_wait_s = revoke_wait_s
         self._join_timeout_s = join_timeout_s
-        self.dispatch = Dispatch(backoff, self._push_soon, readings, return_wait_s=return_wait_s)
+        self.dispatch = Dispatch(backoff_s, self._push_soon, readings, return_wait_s=return_wait_s)
         self.commits = Commits(group, self.dispatch, lookup, lambda: self._consumer, interval_s=commit_interval_s)
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -7,16 +7,20 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-from flowcontrol.backoff import Backoff
 from gateway.kafka.groups.assignment import Delivery
 
 
 class RedeliveryQueue:
     """A heap of deliveries by the time of their next attempt, with one timer."""
 
-    def __init__(self, backoff: Backoff, retry: Callable[[Delivery], None], changed: Callable[[], None]) -> None:
-        """`retry` is called for each delivery that is due, then `changed` once."""
-        self._backoff = backoff
+    def __init__(
+        self, backoff_s: Callable[[int], float], retry: Callable[[Delivery], None], changed: Callable[[], None]
+    ) -> None:
+        """`backoff_s` returns the delay after a number of returns.
+
+        `retry` is called for each delivery that is due, then `changed` once.
+        """
+        self._backoff_s = backoff_s
         self._retry = retry
         self._changed = changed
         self._waiting: list[tuple[float, int, Delivery]] = []
@@ -34,7 +38,7 @@ class RedeliveryQueue:
         # uvloop's clock stands still within an iteration: records that come back together keep their order.
         now = loop.time()
         if self._last_delay[:2] != (now, delivery.returns):
-            self._last_delay = (now, delivery.returns, self._backoff.delay(delivery.returns))
+            self._last_delay = (now, delivery.returns, self._backoff_s(delivery.returns))
         delivery.returns += 1
         heapq.heappush(self._waiting, (now + self._last_delay[2], next(self._order), delivery))
         self._set_timer(loop)
