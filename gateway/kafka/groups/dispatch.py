@@ -235,7 +235,7 @@ class Dispatch:
             for offset in offsets:
                 assigned.finish(offset)
         else:
-            assigned.checkpoint.settle_all(offsets)
+            assigned.checkpoint.settle(*offsets)
         self.progress.set()
 
     def _leave_in_log(self, delivery: Delivery) -> None:

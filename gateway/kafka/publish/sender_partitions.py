@@ -41,7 +41,7 @@ class Sender:
         queue = self.queues.get(topic)
         if queue is not None:
             return queue.number
-        return None if self._places is None else self._places.find(self._name, topic)
+        return None if self._places is None else self._places.get(hash((self._name, topic)))
 
     def assign(self, topic: str, queue: PartitionQueue) -> None:
         """Assign a queue to this sender."""
@@ -58,28 +58,20 @@ class Sender:
             if self.lasting:
                 queue.senders -= 1
             if self._places is not None:
-                self._places.remember(self._name, topic, queue.number)
+                self._places[hash((self._name, topic))] = queue.number
         self.queues.clear()
         self.lasting = False
 
 
-class Places:
-    """Remembers the partitions of senders with a name, for when they attach again."""
+class Places(Recent[int, int]):
+    """The partitions of senders with a name, for when they attach again.
 
-    __slots__ = ("_numbers",)
+    By the hash of name and topic: a collision is harmless, as one sender gets the other's partition.
+    """
 
     def __init__(self) -> None:
-        # By the hash of name and topic. A collision is harmless: one sender gets the other's partition.
-        self._numbers: Recent[int, int] = Recent(REMEMBERED)
+        super().__init__(REMEMBERED)
 
     def sender(self, *name: str) -> Sender:
         """Create a lasting sender with this name."""
         return Sender(lasting=True, name=name, places=self)
-
-    def find(self, name: tuple[str, ...], topic: str) -> int | None:
-        """Return the last partition of `topic` of the sender with this name, or None."""
-        return self._numbers.get(hash((name, topic)))
-
-    def remember(self, name: tuple[str, ...], topic: str, number: int) -> None:
-        """Remember that the sender with this name had partition `number` of `topic`."""
-        self._numbers[hash((name, topic))] = number

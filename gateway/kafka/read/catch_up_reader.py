@@ -84,15 +84,14 @@ class _State(enum.Enum):
 class _Queue:
     """The readings of one subscriber."""
 
-    __slots__ = ("holder", "readings", "state", "subscriber", "version", "woken")
+    __slots__ = ("readings", "state", "subscriber", "version", "woken")
 
     def __init__(self, subscriber: Subscriber) -> None:
         self.subscriber = subscriber
         self.readings: dict[TopicPartition, Reading] = {}
         self.state = _State.PARKED
-        self.version = 0  # counts changes that need a new assignment
+        self.version = 0  # counts changes that need a new assignment, also to another worker
         self.woken = False  # `resume` was called during its turn
-        self.holder: _Worker | None = None  # the worker that has fetched its records
 
 
 class CatchUpReader:
@@ -231,13 +230,13 @@ class CatchUpReader:
     def _make_ready(self, queue: _Queue) -> None:
         queue.state = _State.READY
         pauses.end_all(queue.subscriber, *NO_CAPACITY)
-        holder = queue.holder
-        if holder is not None and not holder.busy.is_set() and holder.serves is queue:
+        idle = [worker for worker in self._workers if not worker.busy.is_set()]
+        holder = next((worker for worker in idle if worker.holds(queue)), None)
+        if holder is not None:
             self._ready.appendleft(queue)  # that worker has its records already: no new fetch
             holder.busy.set()
             return
         self._ready.append(queue)
-        idle = [worker for worker in self._workers if not worker.busy.is_set()]
         spare = next((worker for worker in idle if worker.serves is None or not worker.serves.readings), None)
         if spare is None and len(self._workers) < self._limit:
             self._hire()
@@ -262,6 +261,10 @@ class _Worker:
         self._version = -1
         self._pool = pool
         self._chunk: deque[tuple[Reading, list[Received]]] = deque()
+
+    def holds(self, queue: _Queue) -> bool:
+        """Whether the consumer's assignment and the fetched records are those of a subscriber's readings."""
+        return self.serves is queue and self._version == queue.version
 
     async def serve(self) -> None:
         """Serve turns until there were none for a while."""
@@ -310,16 +313,13 @@ class _Worker:
 
     def _release(self) -> None:
         """Drop the fetched records and their subscriber, which would otherwise be kept alive, perhaps in a cycle."""
-        served, self.serves = self.serves, None
-        if served is not None and served.holder is self:
-            served.holder = None
-        self._version = -1
+        self.serves = None
         self._chunk.clear()
 
     def _attach(self, consumer: AIOKafkaConsumer, queue: _Queue) -> None:
         self._release()
         self.serves = queue
-        queue.holder = self
+        queue.version += 1
         self._version = queue.version
         for reading in list(queue.readings.values()):
             if reading.position >= reading.goal():
@@ -332,7 +332,7 @@ class _Worker:
         """Serve one turn of a subscriber; True when it has no capacity."""
         records = 0
         while queue.readings and records < TURN_RECORDS:
-            if self.serves is not queue or queue.holder is not self or self._version != queue.version:
+            if not self.holds(queue):
                 self._attach(consumer, queue)
                 continue
             if not self._chunk:
@@ -362,7 +362,7 @@ class _Worker:
             log.warning("catch-up reader: %r", error)
             await asyncio.sleep(0.1)
             return 0
-        if self.serves is not queue or self._version != queue.version:
+        if not self.holds(queue):
             self._version = -1  # these records belong to a former assignment
             return 1
         count = 0

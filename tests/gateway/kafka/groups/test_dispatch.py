@@ -982,7 +982,7 @@ async def test_a_transaction_commits_nothing_of_a_partition_that_was_lost_while_
     sink = world.join(Sink())
     world.read("a")
     delivery = sink.member.delivery(sink.held[0])
-    commits = Commits("g", world.dispatch, None, lambda: None, interval_s=1)
+    commits = Commits("g", world.dispatch, None, lambda: None)
 
     async def commit() -> None:
         async with commits.committing({delivery.assigned: {0}}):
