@@ -112,9 +112,10 @@ class AssignedPartition:
         if ledger is None or not records:
             return records
         end, opened = ledger.end, ledger.open
-        passed = self._passed = records[-1].offset + 1
+        before, passed = self._passed, records[-1].offset + 1
         found = [record for record in records if record.offset >= end or record.offset in opened]
-        opened.discard_range(opened.first or 0, passed)
+        opened.discard_range(before, passed)
+        self._passed = passed
         if passed >= end:
             self.ledger = None
         return found
