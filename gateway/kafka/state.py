@@ -105,7 +105,7 @@ class PendingWrite:
             self.done.set_result(result)
 
 
-class StateTopic:
+class StateTopic(msgspec.Struct, eq=False):
     """One table; made by `StateTopics.open`.
 
     Attributes:
@@ -113,26 +113,18 @@ class StateTopic:
             be in two partitions, and nothing would show which is the last. It may differ in a recreated topic.
     """
 
-    def __init__(
-        self,
-        name: str,
-        publisher: Publisher,
-        apply: Apply,
-        restarted: Restarted,
-        reread: Reread,
-        *,
-        expires: bool = False,
-    ) -> None:
-        """`expires`: retention may delete old records."""
-        self.name = name  # of the topic
-        self.expires = expires
-        self.partitions = 0
-        self.apply = apply
-        self.restarted = restarted
-        self.reread = reread
-        self.identity = TopicIdentity(b"")  # of the topic that is being read
-        self.records = self.failed = self.restarts = self._written = 0
-        self._publisher = publisher
+    name: str  # of the topic
+    publisher: Publisher
+    apply: Apply
+    restarted: Restarted
+    reread: Reread
+    expires: bool  # retention may delete old records
+    partitions: int = 0
+    identity: TopicIdentity = msgspec.field(default_factory=lambda: TopicIdentity(b""))  # of the topic being read
+    records: int = 0
+    failed: int = 0
+    restarts: int = 0
+    written: int = 0
 
     def write(
         self,
@@ -157,8 +149,8 @@ class StateTopic:
             raise RuntimeError(f"{self.name} is not loaded yet")
         if partition_key is not None:
             partition = partition_of(partition_key, self.partitions)
-        self._written += 1
-        self._publisher.submit(Record(self.name, key, value, headers, None, partition), owner, token, internal=True)
+        self.written += 1
+        self.publisher.submit(Record(self.name, key, value, headers, None, partition), owner, token, internal=True)
 
     def partition_of(self, key: bytes) -> int:
         """Return the partition of a key that has no `partition_key`; the topic must have been looked up."""
@@ -166,7 +158,7 @@ class StateTopic:
 
     def statistics(self, lag: int) -> TopicStatistics:
         """See `TopicStatistics`."""
-        return TopicStatistics(self.records, self.failed, self.restarts, self._written, lag)
+        return TopicStatistics(self.records, self.failed, self.restarts, self.written, lag)
 
     def apply_record(self, record: Received) -> None:
         """Apply one record. A bug in `apply` must not stop the table."""
@@ -231,8 +223,8 @@ class StateTopics:
             raise RuntimeError("open tables before the start")
         configs = table_configs(self._largest_bytes, retention_ms)
         self._topics.declare(InternalTopic(name, self._partitions, configs, readable))
-        expires = retention_ms is not None
-        table = self._tables[name] = StateTopic(name, self._publisher, apply, restarted, reread, expires=expires)
+        table = StateTopic(name, self._publisher, apply, restarted, reread, expires=retention_ms is not None)
+        self._tables[name] = table
         return table
 
     async def start(self) -> None:

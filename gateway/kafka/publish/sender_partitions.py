@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from gateway.kafka.publish.murmur2 import murmur2
 from gateway.kafka.publish.partition_queue import PartitionQueue
 from gateway.recent import Recent
@@ -18,30 +20,26 @@ REMEMBERED: Final = 16_384
 """How many partitions of detached links are remembered (about 3 MB). The oldest is forgotten first."""
 
 
-class Sender:
-    """One sender."""
+class Sender(msgspec.Struct, eq=False, kw_only=True):
+    """One sender; `Places.sender` creates one that is remembered. `leave` must be called if it is lasting."""
 
-    __slots__ = ("_name", "_places", "lasting", "queues")
-
-    def __init__(self, *, lasting: bool = False, name: tuple[str, ...] = (), places: Places | None = None) -> None:
-        """Create a sender; `Places.sender` creates one that is remembered. `leave` must be called if it is lasting."""
-        # its queue for records without a key, by topic; a cache for the hot path, filled by `TopicWriter.place`
-        self.queues: dict[str, PartitionQueue] = {}
-        self.lasting = lasting  # will send for some time, so it counts in `PartitionQueue.senders`
-        self._name = name
-        self._places = places
+    lasting: bool = False  # will send for some time, so it counts in `PartitionQueue.senders`
+    name: tuple[str, ...] = ()
+    places: Places | None = None
+    # its queue for records without a key, by topic; a cache for the hot path, filled by `TopicWriter.place`
+    queues: dict[str, PartitionQueue] = {}
 
     @property
     def hint(self) -> int | None:
         """A hash of the sender's name, the same at every gateway; None without a name."""
-        return murmur2("\0".join(self._name).encode()) if self._name else None
+        return murmur2("\0".join(self.name).encode()) if self.name else None
 
     def former(self, topic: str) -> int | None:
         """Return the sender's last partition of a topic, or None when unknown."""
         queue = self.queues.get(topic)
         if queue is not None:
             return queue.number
-        return None if self._places is None else self._places.get(hash((self._name, topic)))
+        return None if self.places is None else self.places.get(hash((self.name, topic)))
 
     def assign(self, topic: str, queue: PartitionQueue) -> None:
         """Assign a queue to this sender."""
@@ -57,8 +55,8 @@ class Sender:
         for topic, queue in self.queues.items():
             if self.lasting:
                 queue.senders -= 1
-            if self._places is not None:
-                self._places[hash((self._name, topic))] = queue.number
+            if self.places is not None:
+                self.places[hash((self.name, topic))] = queue.number
         self.queues.clear()
         self.lasting = False
 

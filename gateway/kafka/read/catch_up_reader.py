@@ -12,6 +12,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -31,6 +32,8 @@ from mapping.record import Received
 log = logging.getLogger(__name__)
 
 
+PART: Final = "catch-up reader"  # its name in the log
+
 FETCH_BYTES: Final = 65536
 """Per partition and fetch: subscribers take turns, and unused records of one are discarded at the next turn."""
 
@@ -42,27 +45,16 @@ Goal = Callable[[], int]
 """Returns the offset where a reading ends, which may move on: usually the live reader's position in the partition."""
 
 
-class Reading:
+class Reading(msgspec.Struct, eq=False):
     """The catch-up of one subscriber in one partition."""
 
-    __slots__ = ("finished", "gap", "goal", "partition", "position", "subscriber")
-
-    def __init__(
-        self,
-        subscriber: Subscriber,
-        partition: TopicPartition,
-        position: int,
-        *,
-        goal: Goal,
-        finished: Callable[[Reading], None],
-        gap: Callable[[int], None] | None = None,
-    ) -> None:
-        self.subscriber = subscriber
-        self.partition = partition
-        self.position = position  # the offset of the next record to offer; safe to store
-        self.goal = goal  # the reading ends at `goal()`, before the record there is offered
-        self.finished = finished  # called once, when the goal is reached; not when the reading is cancelled
-        self.gap = gap  # receives the number of records that retention had deleted before they could be offered
+    subscriber: Subscriber
+    partition: TopicPartition
+    position: int  # the offset of the next record to offer; safe to store
+    goal: Goal  # the reading ends at `goal()`, before the record there is offered
+    finished: Callable[[Reading], None]  # called once, when the goal is reached; not when the reading is cancelled
+    # receives the number of records that retention had deleted before they could be offered
+    gap: Callable[[int], None] | None = None
 
 
 class CatchUpStatistics(msgspec.Struct, frozen=True):
@@ -81,17 +73,14 @@ class _State(enum.Enum):
     SERVED = 3  # a worker serves it
 
 
-class _Queue:
+class _Queue(msgspec.Struct, eq=False):
     """The readings of one subscriber."""
 
-    __slots__ = ("readings", "state", "subscriber", "version", "woken")
-
-    def __init__(self, subscriber: Subscriber) -> None:
-        self.subscriber = subscriber
-        self.readings: dict[TopicPartition, Reading] = {}
-        self.state = _State.PARKED
-        self.version = 0  # counts changes that need a new assignment, also to another worker
-        self.woken = False  # `resume` was called during its turn
+    subscriber: Subscriber
+    readings: dict[TopicPartition, Reading] = {}
+    state: _State = _State.PARKED
+    version: int = 0  # counts changes that need a new assignment, also to another worker
+    woken: bool = False  # `resume` was called during its turn
 
 
 class CatchUpReader:
@@ -269,13 +258,11 @@ class _Worker:
     async def serve(self) -> None:
         """Serve turns until there were none for a while."""
         try:
-            await keep_running(self._run, "catch-up reader")
+            keep = partial(keep_consumer, self._consumer, self._serve_all, PART, self._pool.spawn)
+            await keep_running(keep, PART)
         finally:
             self._release()
             self._pool.closed(self)
-
-    async def _run(self) -> None:
-        await keep_consumer(self._consumer, self._serve_all, "catch-up reader", self._pool.spawn)
 
     def _consumer(self) -> AIOKafkaConsumer:
         return log_consumer(
