@@ -106,7 +106,7 @@ class Dispatch:
         return member
 
     def change_topics(self, name: Hashable, topics: Collection[str]) -> None:
-        """Change the topics of a subscription filter; does nothing when the filter has no members."""
+        """See `Pools.change_topics`."""
         self._pools.change_topics(name, topics)
         self._sort_parked()
 
@@ -189,7 +189,7 @@ class Dispatch:
                 self.returned.set()
 
     def requeue(self, member: Member, record: Received, *, failed: bool, at_once: bool = False) -> None:
-        """Take a record back: it is offered again after its back-off, or (`at_once`) before all others."""
+        """See `Membership.requeue`."""
         delivery = self._take_back(member, record)
         if delivery is None:
             return
@@ -202,11 +202,7 @@ class Dispatch:
         self._changed()
 
     def decline(self, member: Member, record: Received, *, failed: bool = False, keep: bool = False) -> None:
-        """Offer a record that is not for this member to the others; settle it when no candidate is left.
-
-        `failed`: count this as a failed attempt. `keep`: when no candidate is left, do not settle the record but offer
-        it to all of them again, after a back-off.
-        """
+        """See `Membership.decline`."""
         delivery = self._take_back(member, record)
         if delivery is None:
             return

@@ -410,8 +410,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             self._paused = self.dispatch.demand <= 0  # demand that came with the time-out will not wake us again
         while self._paused:
             # Polling goes on, so that errors of the group are noticed; a new assignment starts unpaused.
-            if held := consumer.assignment():
-                consumer.pause(*held)
+            consumer.pause(*consumer.assignment())
             self._take(await poll(consumer, wait_ms=1000))
             self.dispatch.push()
 

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
@@ -36,7 +37,7 @@ async def scan_log(
     Missing partitions are left out. A partition without records from the offset on is read from its first record.
     Kafka is asked until it answers: set a time limit.
     """
-    scan = _Scan(lookup, ranges, collect)
+    scan = _Scan(lookup, collect, dict(ranges))
     if ranges:
         await keep_consumer(
             lambda: log_consumer(kafka, wait_ms=10, isolation="read_uncommitted"),  # records are there already
@@ -46,22 +47,19 @@ async def scan_log(
         )
 
 
-class _Scan:
+class _Scan(msgspec.Struct, eq=False):
     """The progress of a scan."""
 
-    __slots__ = ("_collect", "_lookup", "ends", "positions")
-
-    def __init__(self, lookup: Lookup, ranges: Mapping[TopicPartition, int], collect: Collect) -> None:
-        self.positions = dict(ranges)  # partition -> the next offset to read; finished partitions are removed
-        # partition -> where to stop: the end of the log at the first look-up, or its present end if the log shrank
-        self.ends: dict[TopicPartition, int] = {}
-        self._collect = collect
-        self._lookup = lookup
+    lookup: Lookup
+    collect: Collect
+    positions: dict[TopicPartition, int]  # the next offsets to read; finished partitions are removed
+    # where to stop: the end of the log at the first look-up, or its present end if the log shrank
+    ends: dict[TopicPartition, int] = {}
 
     async def read(self, consumer: AIOKafkaConsumer) -> None:
         """Read until every partition is finished. After a KafkaError it may be called again, and continues."""
         try:
-            found = await self._lookup.existing({partition.topic for partition in self.positions})
+            found = await self.lookup.existing({partition.topic for partition in self.positions})
         except Refused as refused:
             raise KafkaError(refused.reason) from refused
         there = {partition for partitions in found.values() for partition in partitions}
@@ -96,7 +94,7 @@ class _Scan:
         except OffsetOutOfRangeError:  # retention has moved the log's beginning
             await self._begin(consumer)
             return True
-        collect = self._collect
+        collect = self.collect
         for records in batches.values():
             for record in records:
                 collect(record)
