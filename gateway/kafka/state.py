@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,12 +22,13 @@ from aiokafka.errors import OffsetOutOfRangeError
 from gateway.config import ConfigError
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.cluster.topic_info import InternalTopic, TopicIdentity, TopicInfo
+from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.driver.fetch_sessions import use_sessions
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions, log_consumer, on_metadata, poll
 from gateway.kafka.driver.lifecycle import keep_consumer
+from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.kafka.publish.publisher import Publisher
 from gateway.spawn import Spawn, keep_running
@@ -120,7 +121,6 @@ class StateTopic(msgspec.Struct, eq=False):
     reread: Reread
     expires: bool  # retention may delete old records
     partitions: int = 0
-    identity: TopicIdentity = msgspec.field(default_factory=lambda: TopicIdentity(b""))  # of the topic being read
     records: int = 0
     failed: int = 0
     restarts: int = 0
@@ -199,7 +199,7 @@ class StateTopics:
         # where the reading at the start ends, or a later re-read; None: not known yet
         self._goals: dict[TopicPartition, int | None] = {}
         self._rereading: set[TopicPartition] = set()
-        self._recreated: set[str] = set()  # recreated topics whose re-reading has not started
+        self._recreated = RecreatedTopics(lookup)
         self._was_missing = False  # the reading consumer's last metadata lacked a topic
         self._refresh_timer: asyncio.TimerHandle | None = None
         self._consumer: AIOKafkaConsumer | None = None
@@ -232,7 +232,7 @@ class StateTopics:
 
         Kafka need not be reachable: connecting is retried until it is.
         """
-        self._lookup.add_listener(self._check_ids)
+        self._recreated.watch(self._tables)
         self._task = self._spawn(keep_running(self._run, "state"))
 
     async def read_to_end(self, name: str, partition_key: bytes | None = None) -> None:
@@ -332,7 +332,7 @@ class StateTopics:
         everything = [
             TopicPartition(table.name, number) for table in self._tables.values() for number in range(table.partitions)
         ]
-        if not all(table.identity.current for table in self._tables.values()):
+        if not all(self._lookup.identity(name) for name in self._tables):
             # A position belongs to one incarnation of a topic: know its id before the topic can be recreated.
             await self._lookup.refresh()
         # Asked before anything is fetched: a fetch that waits for data delays all requests behind it.
@@ -353,10 +353,10 @@ class StateTopics:
             batches = await poll(consumer, wait_ms=1000)
         except OffsetOutOfRangeError as error:
             await self._lookup.refresh()  # a recreated topic shows in all of its partitions
-            await self._restart(consumer, error.args[0])
+            await self._restart(consumer, self._recreated.check(), error.args[0])
             return
-        if self._recreated:
-            await self._restart(consumer, ())
+        if recreated := self._recreated.check():
+            await self._restart(consumer, recreated, ())
             return
         self._last_warning = ""
         for partition, records in batches.items():
@@ -408,15 +408,10 @@ class StateTopics:
             self.suspect_deletion()
         self._was_missing = lacks
 
-    def _check_ids(self, _: object) -> None:
-        """Find recreated topics in the metadata of all topics."""
-        for name, table in self._tables.items():
-            if table.identity.becomes(self._lookup.identity(name)):
-                self._recreated.add(name)
-
-    async def _restart(self, consumer: AIOKafkaConsumer, outside: Iterable[TopicPartition]) -> None:
+    async def _restart(
+        self, consumer: AIOKafkaConsumer, recreated: Collection[str], outside: Iterable[TopicPartition]
+    ) -> None:
         """Re-read recreated topics, and partitions whose log does not have our position, from their beginning."""
-        recreated, self._recreated = self._recreated, set()
         again = {partition for partition in outside if partition.topic not in recreated}
         for name in recreated:
             table = self._tables[name]

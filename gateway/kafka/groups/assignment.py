@@ -11,7 +11,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.checkpoint import Checkpoint
-from flowcontrol.offsets import OffsetSet, read_ledger, write_ledger
+from flowcontrol.offsets import Ledger, OffsetSet, read_ledger, write_ledger
 from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.catch_up_reader import Reading
 from mapping.record import Received
@@ -65,41 +65,35 @@ class Delivery(msgspec.Struct, eq=False):
         self.declined.add(member)
 
 
-class AssignedPartition:
+class AssignedPartition(msgspec.Struct, eq=False):
     """A partition while it is assigned to this process, perhaps over many assignments.
 
     Each open record is in one of three places: delivered or ready here (`checkpoint`), left in the log because no
     member selects it (`unselected`), or not yet read here, though a former owner has read it (`ledger`).
-
-    Attributes:
-        unselected: records that were read and that no subscriber here selects. The log keeps them for subscribers
-            that come later; the checkpoint treats them as settled.
     """
 
-    __slots__ = (
-        "_base", "_passed", "checkpoint", "committed", "copies", "in_flight", "ledger", "ours", "partition", "position",
-        "preferred", "stalled", "tries", "unselected",
-    )  # fmt: skip
+    partition: TopicPartition
+    position: int | None  # the offset of the next record to read; None until Kafka has said where to start
+    committed: OffsetAndMetadata | None  # the offset in Kafka, as far as we know
+    checkpoint: Checkpoint = msgspec.field(default_factory=Checkpoint)  # records that were read and are not settled
+    # records that were read and that no subscriber here selects. The log keeps them for subscribers that come later;
+    # the checkpoint treats them as settled
+    unselected: OffsetSet = msgspec.field(default_factory=OffsetSet)
+    in_flight: set[int] = set()  # the unselected offsets that were offered to subscribers again
+    tries: dict[int, Tries] = {}  # attempts and failures of unselected records that were delivered before
+    ledger: Ledger | None = None  # the previous owner's list of settled records; None once all of them are passed
+    copies: dict[int, int] = {}  # for each offset that several pools want: how many of them have not settled it
+    # the member that gets the partition's records while it has capacity (pools without a subscription filter)
+    preferred: Member | None = None
+    ours: bool = True  # still assigned to this process
+    stalled: bool = False  # reading is paused: too many records lie behind an unsettled one
+    _base: int | None = None  # the first position
+    _passed: int = 0  # below this offset records were skipped as settled
 
-    def __init__(self, partition: TopicPartition, position: int | None, committed: OffsetAndMetadata | None) -> None:
-        self.partition = partition
-        self.checkpoint = Checkpoint()  # records that were read and are not settled
-        self.unselected = OffsetSet()
-        self.in_flight: set[int] = set()  # the unselected offsets that were offered to subscribers again
-        # attempts and failures of unselected records that were delivered before
-        self.tries: dict[int, Tries] = {}
-        # the previous owner's list of settled records; None once all of them are passed
-        self.ledger = None if committed is None else read_ledger(committed.offset, committed.metadata)
-        # for each offset that several pools want: how many of them have not settled it
-        self.copies: dict[int, int] = {}
-        self.position = position  # the offset of the next record to read; None until Kafka has said where to start
-        self._base = position
-        self._passed = 0  # below this offset records were skipped as settled
-        self.committed = committed  # the offset in Kafka, as far as we know
-        # the member that gets the partition's records while it has capacity (pools without a subscription filter)
-        self.preferred: Member | None = None
-        self.ours = True  # still assigned to this process
-        self.stalled = False  # reading is paused: too many records lie behind an unsettled one
+    def __post_init__(self) -> None:
+        self._base = self.position
+        if self.committed is not None:
+            self.ledger = read_ledger(self.committed.offset, self.committed.metadata)
 
     @property
     def span(self) -> int:
@@ -257,24 +251,20 @@ class Member:
         return False
 
 
-class Pool:
+class Pool(msgspec.Struct, eq=False):
     """Members that want the same records, and the records that wait for one of these members.
 
     Invariant: `free` are those of `members` that are not full, in the order of their turns: the one that joined, was
     served or was woken last comes last.
     """
 
-    __slots__ = ("free", "members", "name", "ready", "sticky", "topics", "wanted")
-
-    def __init__(self, name: Hashable, topics: Collection[str], *, sticky: bool) -> None:
-        self.members: dict[Member, None] = {}
-        self.free: dict[Member, None] = {}
-        self.name = name  # a topic (members that want all of it) or the name of a subscription filter
-        self.sticky = sticky  # a partition's keyed records stay with one member while that has capacity
-        self.topics = frozenset(topics)  # the Kafka topics that may have such records
-        # the topics that `Pools` counts for this pool: none while it has no members
-        self.wanted: frozenset[str] = frozenset()
-        self.ready: deque[Delivery] = deque()  # deliveries to be offered
+    name: Hashable  # a topic (members that want all of it) or the name of a subscription filter
+    topics: frozenset[str]  # the Kafka topics that may have such records
+    sticky: bool  # a partition's keyed records stay with one member while that has capacity
+    members: dict[Member, None] = {}
+    free: dict[Member, None] = {}
+    wanted: frozenset[str] = frozenset()  # the topics that `Pools` counts for this pool: none while it has no members
+    ready: deque[Delivery] = msgspec.field(default_factory=deque)  # deliveries to be offered
 
     def join(self, member: Member) -> None:
         """Add a member that has capacity."""
@@ -308,4 +298,4 @@ class Pool:
         return self.sticky and (delivery.record.key is not None or len(self.members) == 1)
 
 
-NO_POOL: Final = Pool("", (), sticky=False)
+NO_POOL: Final = Pool("", frozenset(), sticky=False)

@@ -53,13 +53,14 @@ class Pools:
             for topic in topics:
                 pool = self._whole.get(topic)
                 if pool is None:
-                    pool = self._whole[topic] = Pool(topic, (topic,), sticky=True)
+                    pool = self._whole[topic] = Pool(topic, frozenset((topic,)), sticky=True)
                 pool.join(member)
         else:
             self._selector = subscription_filter.selector
-            pool = self._filtered.get(subscription_filter.name)
+            name = subscription_filter.name
+            pool = self._filtered.get(name)
             if pool is None:
-                pool = self._filtered[subscription_filter.name] = Pool(subscription_filter.name, topics, sticky=False)
+                pool = self._filtered[name] = Pool(name, frozenset(), sticky=False)
             elif pool in self.empty:
                 self.empty.pop(pool).cancel()
             pool.topics = frozenset(topics)
