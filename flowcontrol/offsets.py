@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import heapq
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator
@@ -37,20 +36,16 @@ class OffsetSet:
     Invariant: it contains what was added and not discarded since, and only blocks with at least one offset.
     """
 
-    __slots__ = ("_blocks", "_count", "_keys", "_queued")
+    __slots__ = ("_blocks", "_count")
 
     def __init__(self) -> None:
         self._blocks: dict[int, int] = {}  # by block number, a bit for each offset; never 0
-        self._keys: list[int] = []  # a heap of all block numbers, and some of removed blocks
-        self._queued: set[int] = set()  # the content of the heap
         self._count = 0
 
     def copy(self) -> OffsetSet:
         """Return another set with the same offsets."""
         twin = OffsetSet()
         twin._blocks = self._blocks.copy()
-        twin._keys = self._keys.copy()
-        twin._queued = self._queued.copy()
         twin._count = self._count
         return twin
 
@@ -95,14 +90,9 @@ class OffsetSet:
 
     @property
     def first(self) -> int | None:
-        """The lowest offset, or None when the set is empty."""
-        keys, blocks = self._keys, self._blocks
-        while keys:
-            key = keys[0]
-            if key in blocks:
-                return key * BLOCK + _lowest(blocks[key])
-            self._queued.remove(heapq.heappop(keys))
-        return None
+        """The lowest offset, or None when the set is empty; finding it takes time for each block."""
+        key = min(self._blocks, default=None)
+        return None if key is None else key * BLOCK + _lowest(self._blocks[key])
 
     def runs(self, *, exact: int | None = None) -> Iterator[tuple[int, int]]:
         """Yield the runs of consecutive offsets in order, as half-open ranges.
@@ -126,12 +116,7 @@ class OffsetSet:
             yield begin, end
 
     def _put(self, key: int, mask: int) -> None:
-        bits = self._blocks.get(key)
-        if bits is None:
-            bits = 0
-            if key not in self._queued:
-                self._queued.add(key)
-                heapq.heappush(self._keys, key)
+        bits = self._blocks.get(key, 0)
         self._blocks[key] = bits | mask
         self._count += (mask & ~bits).bit_count()
 

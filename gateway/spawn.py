@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from flowcontrol.backoff import Backoff
+from flowcontrol.backoff import backoff_s
 from gateway.failures import ExpectedError, failures
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
@@ -22,8 +22,6 @@ RETRY_S: Final = 0.1
 RETRY_MOST_S: Final = 10.0
 CALM_S: Final = 60.0
 """After this time without a failure, the next back-off starts with the shortest delay again."""
-
-_backoff: Final = Backoff(RETRY_S, RETRY_MOST_S, random=random.random)
 
 
 class Tasks:
@@ -106,7 +104,7 @@ async def keep_running(work: Callable[[], Coroutine[Any, Any, None]], place: str
         attempt = 0 if loop.time() - since > CALM_S else attempt
         failures.begin_retry(place)
         try:
-            await asyncio.sleep(_backoff.delay(attempt))
+            await asyncio.sleep(backoff_s(attempt, base=RETRY_S, cap=RETRY_MOST_S, random=random.random))
         finally:
             failures.end_retry(place)
         attempt += 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,11 +22,12 @@ from aiokafka.errors import OffsetOutOfRangeError
 from gateway.config import ConfigError
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.cluster.topic_info import InternalTopic, TopicIdentity, TopicInfo
+from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions, log_consumer, on_metadata, poll
 from gateway.kafka.driver.lifecycle import keep_consumer
+from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.kafka.publish.publisher import Publisher
 from gateway.spawn import Spawn, keep_running
@@ -104,7 +105,7 @@ class PendingWrite:
             self.done.set_result(result)
 
 
-class StateTopic:
+class StateTopic(msgspec.Struct, eq=False):
     """One table; made by `StateTopics.open`.
 
     Attributes:
@@ -112,26 +113,17 @@ class StateTopic:
             be in two partitions, and nothing would show which is the last. It may differ in a recreated topic.
     """
 
-    def __init__(
-        self,
-        name: str,
-        publisher: Publisher,
-        apply: Apply,
-        restarted: Restarted,
-        reread: Reread,
-        *,
-        expires: bool = False,
-    ) -> None:
-        """`expires`: retention may delete old records."""
-        self.name = name  # of the topic
-        self.expires = expires
-        self.partitions = 0
-        self.apply = apply
-        self.restarted = restarted
-        self.reread = reread
-        self.identity = TopicIdentity(b"")  # of the topic that is being read
-        self.records = self.failed = self.restarts = self._written = 0
-        self._publisher = publisher
+    name: str  # of the topic
+    publisher: Publisher
+    apply: Apply
+    restarted: Restarted
+    reread: Reread
+    expires: bool  # retention may delete old records
+    partitions: int = 0
+    records: int = 0
+    failed: int = 0
+    restarts: int = 0
+    written: int = 0
 
     def write(
         self,
@@ -156,8 +148,8 @@ class StateTopic:
             raise RuntimeError(f"{self.name} is not loaded yet")
         if partition_key is not None:
             partition = partition_of(partition_key, self.partitions)
-        self._written += 1
-        self._publisher.submit(Record(self.name, key, value, headers, None, partition), owner, token, internal=True)
+        self.written += 1
+        self.publisher.submit(Record(self.name, key, value, headers, None, partition), owner, token, internal=True)
 
     def partition_of(self, key: bytes) -> int:
         """Return the partition of a key that has no `partition_key`; the topic must have been looked up."""
@@ -165,7 +157,7 @@ class StateTopic:
 
     def statistics(self, lag: int) -> TopicStatistics:
         """See `TopicStatistics`."""
-        return TopicStatistics(self.records, self.failed, self.restarts, self._written, lag)
+        return TopicStatistics(self.records, self.failed, self.restarts, self.written, lag)
 
     def apply_record(self, record: Received) -> None:
         """Apply one record. A bug in `apply` must not stop the table."""
@@ -206,7 +198,7 @@ class StateTopics:
         # where the reading at the start ends, or a later re-read; None: not known yet
         self._goals: dict[TopicPartition, int | None] = {}
         self._rereading: set[TopicPartition] = set()
-        self._recreated: set[str] = set()  # recreated topics whose re-reading has not started
+        self._recreated = RecreatedTopics(lookup)
         self._was_missing = False  # the reading consumer's last metadata lacked a topic
         self._refresh_timer: asyncio.TimerHandle | None = None
         self._consumer: AIOKafkaConsumer | None = None
@@ -230,8 +222,8 @@ class StateTopics:
             raise RuntimeError("open tables before the start")
         configs = table_configs(self._largest_bytes, retention_ms)
         self._topics.declare(InternalTopic(name, self._partitions, configs, readable))
-        expires = retention_ms is not None
-        table = self._tables[name] = StateTopic(name, self._publisher, apply, restarted, reread, expires=expires)
+        table = StateTopic(name, self._publisher, apply, restarted, reread, expires=retention_ms is not None)
+        self._tables[name] = table
         return table
 
     async def start(self) -> None:
@@ -239,7 +231,7 @@ class StateTopics:
 
         Kafka need not be reachable: connecting is retried until it is.
         """
-        self._lookup.add_listener(self._check_ids)
+        self._recreated.watch(self._tables)
         self._task = self._spawn(keep_running(self._run, "state"))
 
     async def read_to_end(self, name: str, partition_key: bytes | None = None) -> None:
@@ -341,7 +333,7 @@ class StateTopics:
         everything = [
             TopicPartition(table.name, number) for table in self._tables.values() for number in range(table.partitions)
         ]
-        if not all(table.identity.current for table in self._tables.values()):
+        if not all(self._lookup.identity(name) for name in self._tables):
             # A position belongs to one incarnation of a topic: know its id before the topic can be recreated.
             await self._lookup.refresh()
         # Asked before anything is fetched: a fetch that waits for data delays all requests behind it.
@@ -362,10 +354,10 @@ class StateTopics:
             batches = await poll(consumer, wait_ms=1000)
         except OffsetOutOfRangeError as error:
             await self._lookup.refresh()  # a recreated topic shows in all of its partitions
-            await self._restart(consumer, error.args[0])
+            await self._restart(consumer, self._recreated.check(), error.args[0])
             return
-        if self._recreated:
-            await self._restart(consumer, ())
+        if recreated := self._recreated.check():
+            await self._restart(consumer, recreated, ())
             return
         self._last_warning = ""
         for partition, records in batches.items():
@@ -417,15 +409,10 @@ class StateTopics:
             self.suspect_deletion()
         self._was_missing = lacks
 
-    def _check_ids(self, _: object) -> None:
-        """Find recreated topics in the metadata of all topics."""
-        for name, table in self._tables.items():
-            if table.identity.becomes(self._lookup.identity(name)):
-                self._recreated.add(name)
-
-    async def _restart(self, consumer: AIOKafkaConsumer, outside: Iterable[TopicPartition]) -> None:
+    async def _restart(
+        self, consumer: AIOKafkaConsumer, recreated: Collection[str], outside: Iterable[TopicPartition]
+    ) -> None:
         """Re-read recreated topics, and partitions whose log does not have our position, from their beginning."""
-        recreated, self._recreated = self._recreated, set()
         again = {partition for partition in outside if partition.topic not in recreated}
         for name in recreated:
             table = self._tables[name]

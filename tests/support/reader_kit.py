@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaProducer
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.groups.membership import Groups
+from gateway.kafka.groups.reader import GroupTimes
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
 from mapping.record import Received
@@ -115,7 +116,10 @@ class Shell:
         self.lookup = Lookup(self.kafka, spawn=self.spawn, timeout_s=options.pop("lookup_timeout_s", 60.0))
         self.catch_up_reader = CatchUpReader(self.kafka, self.spawn, self.lookup, consumers=options.pop("consumers", 2))
         self.live_reader = LiveReader(self.kafka, self.spawn, self.lookup, self.catch_up_reader)
-        self.groups = Groups(self.kafka, self.spawn, self.lookup, self.catch_up_reader, random=random.random, **options)
+        times = GroupTimes(**options)
+        self.groups = Groups(
+            self.kafka, self.spawn, self.lookup, self.catch_up_reader, random=random.random, times=times
+        )
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -11,8 +11,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.checkpoint import Checkpoint
-from flowcontrol.demand import Taker, TakerPool, surplus
-from flowcontrol.offsets import OffsetSet, read_ledger, write_ledger
+from flowcontrol.offsets import Ledger, OffsetSet, read_ledger, write_ledger
 from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.catch_up_reader import Reading
 from mapping.record import Received
@@ -66,41 +65,35 @@ class Delivery(msgspec.Struct, eq=False):
         self.declined.add(member)
 
 
-class AssignedPartition:
+class AssignedPartition(msgspec.Struct, eq=False):
     """A partition while it is assigned to this process, perhaps over many assignments.
 
     Each open record is in one of three places: delivered or ready here (`checkpoint`), left in the log because no
     member selects it (`unselected`), or not yet read here, though a former owner has read it (`ledger`).
-
-    Attributes:
-        unselected: records that were read and that no subscriber here selects. The log keeps them for subscribers
-            that come later; the checkpoint treats them as settled.
     """
 
-    __slots__ = (
-        "_base", "_passed", "checkpoint", "committed", "copies", "in_flight", "ledger", "ours", "partition", "position",
-        "preferred", "stalled", "tries", "unselected",
-    )  # fmt: skip
+    partition: TopicPartition
+    position: int | None  # the offset of the next record to read; None until Kafka has said where to start
+    committed: OffsetAndMetadata | None  # the offset in Kafka, as far as we know
+    checkpoint: Checkpoint = msgspec.field(default_factory=Checkpoint)  # records that were read and are not settled
+    # records that were read and that no subscriber here selects. The log keeps them for subscribers that come later;
+    # the checkpoint treats them as settled
+    unselected: OffsetSet = msgspec.field(default_factory=OffsetSet)
+    in_flight: set[int] = set()  # the unselected offsets that were offered to subscribers again
+    tries: dict[int, Tries] = {}  # attempts and failures of unselected records that were delivered before
+    ledger: Ledger | None = None  # the previous owner's list of settled records; None once all of them are passed
+    copies: dict[int, int] = {}  # for each offset that several pools want: how many of them have not settled it
+    # the member that gets the partition's records while it has capacity (pools without a subscription filter)
+    preferred: Member | None = None
+    ours: bool = True  # still assigned to this process
+    stalled: bool = False  # reading is paused: too many records lie behind an unsettled one
+    _base: int | None = None  # the first position
+    _passed: int = 0  # below this offset records were skipped as settled
 
-    def __init__(self, partition: TopicPartition, position: int | None, committed: OffsetAndMetadata | None) -> None:
-        self.partition = partition
-        self.checkpoint = Checkpoint()  # records that were read and are not settled
-        self.unselected = OffsetSet()
-        self.in_flight: set[int] = set()  # the unselected offsets that were offered to subscribers again
-        # attempts and failures of unselected records that were delivered before
-        self.tries: dict[int, Tries] = {}
-        # the previous owner's list of settled records; None once all of them are passed
-        self.ledger = None if committed is None else read_ledger(committed.offset, committed.metadata)
-        # for each offset that several pools want: how many of them have not settled it
-        self.copies: dict[int, int] = {}
-        self.position = position  # the offset of the next record to read; None until Kafka has said where to start
-        self._base = position
-        self._passed = 0  # below this offset records were skipped as settled
-        self.committed = committed  # the offset in Kafka, as far as we know
-        # the member that gets the partition's records while it has capacity (pools without a subscription filter)
-        self.preferred: Member | None = None
-        self.ours = True  # still assigned to this process
-        self.stalled = False  # reading is paused: too many records lie behind an unsettled one
+    def __post_init__(self) -> None:
+        self._base = self.position
+        if self.committed is not None:
+            self.ledger = read_ledger(self.committed.offset, self.committed.metadata)
 
     @property
     def span(self) -> int:
@@ -113,9 +106,10 @@ class AssignedPartition:
         if ledger is None or not records:
             return records
         end, opened = ledger.end, ledger.open
-        passed = self._passed = records[-1].offset + 1
+        before, passed = self._passed, records[-1].offset + 1
         found = [record for record in records if record.offset >= end or record.offset in opened]
-        opened.discard_range(opened.first or 0, passed)
+        opened.discard_range(before, passed)
+        self._passed = passed
         if passed >= end:
             self.ledger = None
         return found
@@ -191,25 +185,44 @@ class AssignedPartition:
         return OffsetAndMetadata(end, "") if first is None else OffsetAndMetadata(first, write_ledger(opened, end))
 
 
-class Member(Taker["Pool"]):
+class Member:
     """A subscriber in the reader.
 
+    Invariant: it is in `free` of all of its pools while it is not `full`, else in none.
+
     Attributes:
+        full: has no capacity, until `wake`.
+        served: the number of its last record among all that members got in turn; 0 before the first.
         held: its unsettled deliveries, by the identity of the record (the delivery keeps the record alive), in the
             order of their offers.
     """
 
-    __slots__ = ("_in_runs", "behind", "held", "log_subscriber", "subscriber", "wants")
+    __slots__ = ("_in_runs", "behind", "full", "held", "log_subscriber", "pools", "served", "subscriber", "wants")
 
     def __init__(self, subscriber: Subscriber, wants: Condition | None = None) -> None:
-        super().__init__()
         self.subscriber = subscriber
+        self.pools: list[Pool] = []  # from which it gets records
+        self.full = False
+        self.served = 0
         self.wants = wants  # the subscriber's own selector; None selects all
         self.held: dict[int, Delivery] = {}
         # for each partition that it is behind on: the reading that brings formerly unselected records
         self.behind: dict[AssignedPartition, Reading] = {}
         self.log_subscriber: Subscriber | None = None  # of these readings; None when it never was behind
         self._in_runs = wants is None and hasattr(subscriber, "offer_run")
+
+    def fill(self) -> None:
+        """Mark the member as without capacity; it gets no records until `wake`."""
+        self.full = True
+        for pool in self.pools:
+            pool.free.pop(self, None)
+
+    def wake(self) -> None:
+        """Mark the member as having capacity again, after all that have it already."""
+        if self.full:
+            self.full = False
+            for pool in self.pools:
+                pool.free[self] = None
 
     def delivery(self, record: Received) -> Delivery | None:
         """Return the delivery of a record, or None when the member no longer holds it."""
@@ -238,30 +251,51 @@ class Member(Taker["Pool"]):
         return False
 
 
-class Pool(TakerPool[Member]):
-    """Members that want the same records, and the records that wait for one of these members."""
+class Pool(msgspec.Struct, eq=False):
+    """Members that want the same records, and the records that wait for one of these members.
 
-    __slots__ = ("name", "ready", "sticky", "topics", "wanted")
+    Invariant: `free` are those of `members` that are not full, in the order of their turns: the one that joined, was
+    served or was woken last comes last.
+    """
 
-    def __init__(self, name: Hashable, topics: Collection[str], *, sticky: bool) -> None:
-        super().__init__()
-        self.name = name  # a topic (members that want all of it) or the name of a subscription filter
-        self.sticky = sticky  # a partition's keyed records stay with one member while that has capacity
-        self.topics = frozenset(topics)  # the Kafka topics that may have such records
-        # the topics that `Pools` counts for this pool: none while it has no members
-        self.wanted: frozenset[str] = frozenset()
-        self.ready: deque[Delivery] = deque()  # deliveries to be offered
+    name: Hashable  # a topic (members that want all of it) or the name of a subscription filter
+    topics: frozenset[str]  # the Kafka topics that may have such records
+    sticky: bool  # a partition's keyed records stay with one member while that has capacity
+    members: dict[Member, None] = {}
+    free: dict[Member, None] = {}
+    wanted: frozenset[str] = frozenset()  # the topics that `Pools` counts for this pool: none while it has no members
+    ready: deque[Delivery] = msgspec.field(default_factory=deque)  # deliveries to be offered
+
+    def join(self, member: Member) -> None:
+        """Add a member that has capacity."""
+        member.pools.append(self)
+        self.members[member] = self.free[member] = None
+
+    def leave(self, member: Member) -> None:
+        """Remove a member; its `pools` do not change."""
+        del self.members[member]
+        self.free.pop(member, None)
+
+    def next(self, delivery: Delivery) -> Member | None:
+        """Return the member with capacity whose turn it is among those that select the record, or None."""
+        return next((member for member in self.free if member.selects(delivery)), None)
 
     def balance(self, assignment: Iterable[AssignedPartition]) -> None:
         """Take partitions from members with more than their share; the next record of each selects another member."""
-        if self.sticky:
-            own = [assigned for assigned in assignment if assigned.partition.topic in self.topics]
-            for position in surplus([assigned.preferred for assigned in own], len(self.members)):
-                own[position].preferred = None
+        if not self.sticky:
+            return
+        own = [assigned for assigned in assignment if assigned.partition.topic in self.topics]
+        share = -(-len(own) // len(self.members))
+        kept: Counter[Member] = Counter()
+        for assigned in own:
+            if assigned.preferred is not None:
+                kept[assigned.preferred] += 1
+                if kept[assigned.preferred] > share:
+                    assigned.preferred = None
 
     def has_preferred(self, delivery: Delivery) -> bool:
         """Whether a record goes to its partition's preferred member; keyless ones of a sender may share a partition."""
         return self.sticky and (delivery.record.key is not None or len(self.members) == 1)
 
 
-NO_POOL: Final = Pool("", (), sticky=False)
+NO_POOL: Final = Pool("", frozenset(), sticky=False)

@@ -10,30 +10,29 @@ records of a partition in order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+
+import msgspec
 
 from gateway.kafka.groups.assignment import UNTRIED, AssignedPartition, Delivery, Member, Pool
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from mapping.record import Received
 
 
-class _LogSubscriber:
+class _LogSubscriber(msgspec.Struct, eq=False):
     """A member as the subscriber of its readings."""
 
-    lossy: Final = False
-
-    def __init__(self, member: Member, offer: Callable[[Member, Received], bool]) -> None:
-        self._member = member
-        self._offer = offer
+    member: Member
+    offer: Callable[[Member, Received], bool]
+    lossy: bool = False
 
     @property
     def demand(self) -> int:
         """How many records the member's subscriber accepts."""
-        return self._member.subscriber.demand
+        return self.member.subscriber.demand
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Accept or skip a record from the log; False when the member has no capacity."""
-        return self._offer(self._member, record)
+        return self.offer(self.member, record)
 
 
 class CatchUp:

@@ -21,6 +21,7 @@ from gateway.kafka.groups.dispatch import Dispatch
 
 log = logging.getLogger(__name__)
 
+COMMIT_INTERVAL_S: Final = 1.0  # the least time between two commits
 COMMIT_TIMEOUT_S: Final = 3.0
 LEFT_GROUP: Final = "this member has left the group"
 RETENTION_S: Final = 60.0
@@ -36,8 +37,6 @@ class Commits:
         dispatch: Dispatch,  # has the partitions and their settled records
         lookup: Lookup,  # finds what retention has deleted
         consumer: Callable[[], AIOKafkaConsumer | None],  # returns the current member of the group
-        *,
-        interval_s: float,  # the least time between two commits
     ) -> None:
         self.lock = asyncio.Lock()  # held during a commit, and while the positions are being set
         self.count = 0  # commit requests answered so far
@@ -45,7 +44,6 @@ class Commits:
         self._dispatch = dispatch
         self._lookup = lookup
         self._consumer = consumer
-        self._interval_s = interval_s
         self._ledgers = True  # Kafka accepts metadata of their size
 
     async def run(self) -> None:
@@ -57,7 +55,7 @@ class Commits:
             except Exception:
                 self._dispatch.progress.set()  # so that it is tried again
                 raise
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(COMMIT_INTERVAL_S)
 
     async def commit(self) -> bool:
         """Commit the settled prefixes that grew. After a failure (False) it is tried again, or records come again."""

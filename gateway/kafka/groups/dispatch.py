@@ -24,7 +24,6 @@ from typing import Final, cast
 
 from aiokafka import TopicPartition
 
-from flowcontrol.backoff import Backoff
 from gateway.failures import failures
 from gateway.kafka.contracts import RunSubscriber, Subscriber
 from gateway.kafka.groups.assignment import (
@@ -52,11 +51,17 @@ class Dispatch:
     """The deliveries of one group. Nothing here blocks; `GroupReader` reads, commits and is the group's member."""
 
     def __init__(
-        self, backoff: Backoff, changed: Callable[[], None], readings: CatchUpReader, *, return_wait_s: float
+        self,
+        backoff_s: Callable[[int], float],
+        changed: Callable[[], None],
+        readings: CatchUpReader,
+        *,
+        return_wait_s: float,
     ) -> None:
         """Start without partitions, suspended; `set_assignment` adds them.
 
-        `changed` is called when there may be something to deliver: call `push` soon. A subscription filter without
+        `backoff_s` returns the delay of a record that has come back a number of times. `changed` is called when there
+        may be something to deliver: call `push` soon. A subscription filter without
         members keeps its records for `return_wait_s`.
         """
         self.members: dict[Subscriber, Member] = {}  # by subscriber
@@ -71,7 +76,7 @@ class Dispatch:
         self._queues: dict[str, Condition] = {}  # by topic: which unselected records stay in the log
         self.ready = ReadyDeliveries()  # deliveries that wait for a member
         self._parked: list[tuple[Received, AssignedPartition, Tries]] = []  # of topics without interested members
-        self._redelivery = RedeliveryQueue(backoff, self._redeliver, changed)
+        self._redelivery = RedeliveryQueue(backoff_s, self._redeliver, changed)
 
     @property
     def topics(self) -> frozenset[str]:
@@ -101,7 +106,7 @@ class Dispatch:
         return member
 
     def change_topics(self, name: Hashable, topics: Collection[str]) -> None:
-        """Change the topics of a subscription filter; does nothing when the filter has no members."""
+        """See `Pools.change_topics`."""
         self._pools.change_topics(name, topics)
         self._sort_parked()
 
@@ -184,7 +189,7 @@ class Dispatch:
                 self.returned.set()
 
     def requeue(self, member: Member, record: Received, *, failed: bool, at_once: bool = False) -> None:
-        """Take a record back: it is offered again after its back-off, or (`at_once`) before all others."""
+        """See `Membership.requeue`."""
         delivery = self._take_back(member, record)
         if delivery is None:
             return
@@ -197,11 +202,7 @@ class Dispatch:
         self._changed()
 
     def decline(self, member: Member, record: Received, *, failed: bool = False, keep: bool = False) -> None:
-        """Offer a record that is not for this member to the others; settle it when no candidate is left.
-
-        `failed`: count this as a failed attempt. `keep`: when no candidate is left, do not settle the record but offer
-        it to all of them again, after a back-off.
-        """
+        """See `Membership.decline`."""
         delivery = self._take_back(member, record)
         if delivery is None:
             return
@@ -230,7 +231,7 @@ class Dispatch:
             for offset in offsets:
                 assigned.finish(offset)
         else:
-            assigned.checkpoint.settle_all(offsets)
+            assigned.checkpoint.settle(*offsets)
         self.progress.set()
 
     def _leave_in_log(self, delivery: Delivery) -> None:

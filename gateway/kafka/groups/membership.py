@@ -19,13 +19,13 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from flowcontrol.backoff import Backoff
+from flowcontrol.backoff import backoff_s
 from gateway.kafka.cluster.cluster_admin import ClusterAdmin
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
-from gateway.kafka.groups.reader import GroupReader
+from gateway.kafka.groups.reader import GroupReader, GroupTimes
 from gateway.kafka.groups.refusals import not_joined
 from gateway.kafka.groups.statistics import GroupsStatistics, GroupStatistics
 from gateway.kafka.read.catch_up_reader import CatchUpReader
@@ -132,33 +132,22 @@ class Groups:
         readings: CatchUpReader,  # for records of queues that no receiver had selected; stopped by its owner
         *,
         random: Callable[[], float],  # for the jitter of redelivery
-        commit_interval_s: float = 1.0,  # the least time between two commits of a reader
-        revoke_wait_s: float = 3.0,  # how long a rebalance waits for records that subscribers hold
-        # how long the records of a subscription filter without subscribers here are kept, while other subscribers keep
-        # its partitions here: clients come back
-        return_wait_s: float = 30.0,
-        session_timeout_ms: int = 10_000,
-        # the longest a join may take, though Kafka answers, before Refused BUSY: other members take part in it
-        join_timeout_s: float = 30.0,
+        times: GroupTimes = GroupTimes(),  # noqa: B008 - immutable
         # bounds a join; `SilenceLimit.bound` ends it sooner when Kafka is silent
         patience: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
     ) -> None:
         """Connect to Kafka with the first `join`."""
         self._lookup = lookup
-        self._join_timeout_s = join_timeout_s
+        self._join_timeout_s = times.join_timeout_s
         self._patience = patience
         self._new_reader = partial(
             GroupReader,
             dict(kafka),
             spawn,
-            Backoff(0.1, 30.0, random=random),
+            partial(backoff_s, base=0.1, cap=30.0, random=random),
             lookup,
             readings=readings,
-            commit_interval_s=commit_interval_s,
-            revoke_wait_s=revoke_wait_s,
-            return_wait_s=return_wait_s,
-            session_timeout_ms=session_timeout_ms,
-            join_timeout_s=join_timeout_s,
+            times=times,
         )
         self._spawn = spawn
         self._readers: dict[str, GroupReader] = {}

@@ -334,16 +334,12 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
 
     def _pause(self) -> None:
         self._paused = True
-        assigned = self._consumer.assignment()
-        if assigned:
-            self._consumer.pause(*assigned)
+        self._consumer.pause(*self._consumer.assignment())
 
     def _resume_fetching(self) -> None:
         self._paused = False
         self._checked_at = self._clock()
-        assigned = self._consumer.assignment()
-        if assigned:
-            self._consumer.resume(*assigned)
+        self._consumer.resume(*self._consumer.assignment())
 
     def _cancel_pause(self) -> None:
         if self._pause_timer is not None:

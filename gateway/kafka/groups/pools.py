@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Final
 
-from flowcontrol.demand import Turns, total_demand
 from gateway.kafka.groups.assignment import AssignedPartition, Delivery, Member, Pool, Selector, SubscriptionFilter
 from mapping.record import Received
 
@@ -38,7 +37,7 @@ class Pools:
         self._selector: Selector | None = None
         self._whole: dict[str, Pool] = {}  # by topic: the members that want all of it
         self._filtered: dict[Hashable, Pool] = {}  # by the name of the subscription filter
-        self._turns = Turns[Member]()
+        self._turns = itertools.count(1)
 
     # Members.
 
@@ -54,13 +53,14 @@ class Pools:
             for topic in topics:
                 pool = self._whole.get(topic)
                 if pool is None:
-                    pool = self._whole[topic] = Pool(topic, (topic,), sticky=True)
+                    pool = self._whole[topic] = Pool(topic, frozenset((topic,)), sticky=True)
                 pool.join(member)
         else:
             self._selector = subscription_filter.selector
-            pool = self._filtered.get(subscription_filter.name)
+            name = subscription_filter.name
+            pool = self._filtered.get(name)
             if pool is None:
-                pool = self._filtered[subscription_filter.name] = Pool(subscription_filter.name, topics, sticky=False)
+                pool = self._filtered[name] = Pool(name, frozenset(), sticky=False)
             elif pool in self.empty:
                 self.empty.pop(pool).cancel()
             pool.topics = frozenset(topics)
@@ -145,16 +145,50 @@ class Pools:
     # Which member of a pool gets a record.
 
     def demand(self, most: int, partitions: int) -> int:
-        """How many more records the members would accept, at most `most`; `partitions` is the group's number here."""
-        pools = (*self._whole.values(), *self._filtered.values())
-        return total_demand(pools, most, lambda member: member.demand(partitions))
+        """How many more records the members would accept, at most `most`; `partitions` is the group's number here.
+
+        Members without demand are marked full: there may be thousands, and each is asked only once.
+        """
+        total = 0
+        for pool in (*self._whole.values(), *self._filtered.values()):
+            without: list[Member] = []
+            for member in pool.free:
+                wanted = member.demand(partitions) if member.pools[0] is pool else None  # a member counts once
+                if wanted is None:
+                    continue
+                if wanted <= 0:
+                    without.append(member)
+                    continue
+                total += wanted
+                if total >= most:
+                    break
+            for member in without:
+                member.fill()
+            if total >= most:
+                return most
+        return total
 
     def choose(self, pool: Pool, delivery: Delivery) -> Member | None:
-        """Return the member with capacity that is next in turn; in a sticky pool the partition will prefer it."""
-        member = self._turns.choose(pool, self._helpers(pool, delivery), delivery)
-        if member is not None and pool.has_preferred(delivery):
-            delivery.assigned.preferred = member
+        """Return the member with capacity that was served longest ago; in a sticky pool the partition will prefer it.
+
+        While all have capacity and select everything, no member of a pool gets two records before another gets one.
+        """
+        member, helpers = pool.next(delivery), self._helpers(pool, delivery)
+        helper = None if helpers is None else helpers.next(delivery)
+        if helper is not None and (member is None or helper.served < member.served):
+            member = helper
+        if member is not None:
+            self._serve(member)
+            if pool.has_preferred(delivery):
+                delivery.assigned.preferred = member
         return member
+
+    def _serve(self, member: Member) -> None:
+        """Count a member as served: its turn comes after all others'."""
+        member.served = next(self._turns)
+        for pool in member.pools:
+            del pool.free[member]
+            pool.free[member] = None
 
     def deal(self, pool: Pool, most: int) -> tuple[list[Member], int]:
         """Return the members next in turn, and how many records (at most `most`) they get together.
@@ -168,7 +202,9 @@ class Pools:
             if len(takers) == len(pool.free):
                 rounds = max(1, min([taker.subscriber.demand for taker in takers]))
             most = min(most, rounds * len(takers))
-        self._turns.serve(takers, most)
+        turn = most % len(takers)
+        for taker in (*takers[turn:], *takers[:turn]):
+            self._serve(taker)
         return takers, most
 
     def has_capacity(self, pool: Pool, delivery: Delivery) -> bool:

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.errors import ConsumerStoppedError, KafkaError
 
-from flowcontrol.backoff import Backoff
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
@@ -66,6 +66,18 @@ partition stay below, and so does a queue with 50 million records behind its fir
 RETRY_S: Final = 0.5
 
 
+class GroupTimes(msgspec.Struct, frozen=True):
+    """How long the reader of a group waits."""
+
+    revoke_wait_s: float = 3.0  # a rebalance, for records that subscribers hold
+    # how long the records of a subscription filter without subscribers here are kept, while other subscribers keep its
+    # partitions here: clients come back
+    return_wait_s: float = 30.0
+    session_timeout_ms: int = 10_000
+    # the longest a join may take, though Kafka answers, before Refused BUSY: other members take part in it
+    join_timeout_s: float = 30.0
+
+
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """See the module. `Groups` starts, shares and closes readers.
 
@@ -76,26 +88,21 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self,
         kafka: ConsumerOptions,
         spawn: Spawn,
-        backoff: Backoff,
+        backoff_s: Callable[[int], float],
         lookup: Lookup,
         group: str,
         *,
         readings: CatchUpReader,
-        commit_interval_s: float,
-        revoke_wait_s: float,
-        return_wait_s: float,
-        session_timeout_ms: int,
-        join_timeout_s: float,
+        times: GroupTimes,
     ) -> None:
         self.group = group
         self.topics: frozenset[str] = frozenset()
-        self._new_consumer = partial(group_consumer, kafka, group, session_timeout_ms=session_timeout_ms)
+        self._new_consumer = partial(group_consumer, kafka, group, session_timeout_ms=times.session_timeout_ms)
         self._spawn = spawn
         self._lookup = lookup
-        self._revoke_wait_s = revoke_wait_s
-        self._join_timeout_s = join_timeout_s
-        self.dispatch = Dispatch(backoff, self._push_soon, readings, return_wait_s=return_wait_s)
-        self.commits = Commits(group, self.dispatch, lookup, lambda: self._consumer, interval_s=commit_interval_s)
+        self._times = times
+        self.dispatch = Dispatch(backoff_s, self._push_soon, readings, return_wait_s=times.return_wait_s)
+        self.commits = Commits(group, self.dispatch, lookup, lambda: self._consumer)
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._starts = StartOffsets(group, lookup)
@@ -272,7 +279,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await self._stale.wait()
             self._stale.clear()
             try:
-                async with asyncio.timeout(self._join_timeout_s):  # joins need the same lock
+                async with asyncio.timeout(self._times.join_timeout_s):  # joins need the same lock
                     await self.subscribe()
             except Exception as error:
                 if not isinstance(error, KafkaError | Refused | TimeoutError):
@@ -403,8 +410,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             self._paused = self.dispatch.demand <= 0  # demand that came with the time-out will not wake us again
         while self._paused:
             # Polling goes on, so that errors of the group are noticed; a new assignment starts unpaused.
-            if held := consumer.assignment():
-                consumer.pause(*held)
+            consumer.pause(*consumer.assignment())
             self._take(await poll(consumer, wait_ms=1000))
             self.dispatch.push()
 
@@ -427,7 +433,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             return
         if not self._own_change:
             try:
-                async with asyncio.timeout(self._revoke_wait_s):
+                async with asyncio.timeout(self._times.revoke_wait_s):
                     while dispatch.held:
                         dispatch.returned.clear()
                         await dispatch.returned.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence, Set
 from typing import Any, Final
 
+import msgspec
 from aiokafka.record.default_records import DefaultRecordBatch
 
 from flowcontrol.budget import Budget, ConnectionBudget
@@ -25,19 +26,15 @@ _NO_OWNER: Final = object()
 """The owner of an empty run: it is no real owner, so the first record always starts a run."""
 
 
-class Share:
+class Share(msgspec.Struct, eq=False):
     """The tickets of one owner in one batch."""
 
-    __slots__ = ("budget", "bytes", "owner", "runs", "tokens")
-
-    def __init__(self, owner: Owner | None, budget: ConnectionBudget | None) -> None:
-        self.owner = owner  # None means that no caller needs the outcome
-        # the connection's budget (the owner's attribute `budget`), in addition to those of the topic and the process
-        self.budget = budget
-        self.tokens: list[Any] = []  # in order of submission
-        # positions in the batch as half-open ranges; together as long as `tokens`
-        self.runs: list[tuple[int, int]] = []
-        self.bytes = 0  # counted in the budgets
+    owner: Owner | None  # None means that no caller needs the outcome
+    # the connection's budget (the owner's attribute `budget`), in addition to those of the topic and the process
+    budget: ConnectionBudget | None
+    tokens: list[Any] = []  # in order of submission
+    runs: list[tuple[int, int]] = []  # positions in the batch as half-open ranges; together as long as `tokens`
+    bytes: int = 0  # counted in the budgets
 
     def offsets(self, base: int) -> Sequence[int]:
         """Return the offsets of `tokens` in a batch stored at `base`; all are -1 when Kafka returned no offset."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence, Set
+from functools import partial
 from typing import Any, Final
 
 from gateway.failures import failures
@@ -31,6 +32,10 @@ LookUp = Callable[[str, str | None], Awaitable[TopicInfo]]
 
 def _principal(held: _Held) -> str | None:
     return getattr(held[1], "principal", None)
+
+
+def _is_of(principal: str | None, held: _Held) -> bool:
+    return _principal(held) == principal
 
 
 class HeldRecords:
@@ -78,16 +83,12 @@ class HeldRecords:
     def refuse_all(self, refused: Refused) -> None:
         """Refuse all waiting records."""
         for name in tuple(self._held):
-            self._end(name, refused, self._held.pop(name))
+            self._refuse_some(name, refused, lambda one: True)
 
     def withdraw(self, owners: Set[int]) -> None:
         """Refuse the waiting records of these owners (by id)."""
-        refused = Refused(Outcome.BUSY, WITHDRAWN)
-        for name, held in list(self._held.items()):
-            theirs = [one for one in held if owner_id(one[1]) in owners]
-            if theirs:
-                self._held[name] = [one for one in held if owner_id(one[1]) not in owners]
-                self._end(name, refused, theirs)
+        for name in tuple(self._held):
+            self._refuse_some(name, Refused(Outcome.BUSY, WITHDRAWN), lambda one: owner_id(one[1]) in owners)
 
     async def _resolve(self, name: str) -> None:
         """Look up a topic that records wait for, for one principal after the other: each has its own limit."""
@@ -101,7 +102,7 @@ class HeldRecords:
                     except Refused as error:
                         if error.outcome is not Outcome.FULL:
                             raise
-                        self._refuse_principal(name, principal, error)
+                        self._refuse_some(name, error, partial(_is_of, principal))
         except TimeoutError:
             refused = Refused(Outcome.BUSY, "Kafka did not answer in time")
         except Refused as error:
@@ -111,13 +112,11 @@ class HeldRecords:
             refused = Refused(Outcome.BUSY, f"topic {name} could not be looked up")
         self._end(name, refused, self._held.pop(name, ()))
 
-    def _refuse_principal(self, name: str, principal: str | None, refused: Refused) -> None:
-        """Refuse one principal's records of a topic; those of others go on waiting."""
-        held = self._held.pop(name, [])  # they may have been released or refused during the lookup
-        others = [one for one in held if _principal(one) != principal]
-        if others:
-            self._held[name] = others
-        self._end(name, refused, [one for one in held if _principal(one) == principal])
+    def _refuse_some(self, name: str, refused: Refused, chosen: Callable[[_Held], bool]) -> None:
+        """Refuse the chosen records of a topic that is being looked up; the others go on waiting."""
+        held = self._held.get(name, ())  # they may have been released during the lookup
+        self._held[name] = [one for one in held if not chosen(one)]
+        self._end(name, refused, [one for one in held if chosen(one)])
 
     def _end(self, name: str, refused: Refused | None, held: Sequence[_Held]) -> None:
         for record, owner, token, sender, size in held:

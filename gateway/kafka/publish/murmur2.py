@@ -1,7 +1,7 @@
 """Choose the partition of a key as the Java client does, so that all producers of a topic agree.
 
 The hash is murmur2 as in `org.apache.kafka.common.utils.Utils.murmur2`; tests/vectors/murmur2.json has the Java
-client's results. `gateway.kafka.publish.partitioner` prefers `_native_partitions.c`, which does the same.
+client's results. `gateway.kafka.publish.partitioner` prefers `_native.c`, which does the same.
 """
 
 from __future__ import annotations

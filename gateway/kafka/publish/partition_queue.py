@@ -76,24 +76,19 @@ class WriterContext(msgspec.Struct, eq=False):
 
 
 class QueuedTopic:
-    """What the queues of one topic share.
-
-    Attributes:
-        largest: record bytes that the broker accepts in one batch.
-    """
-
-    __slots__ = ("_budget", "context", "gone", "largest", "name")
+    """What the queues of one topic share."""
 
     def __init__(self, info: TopicInfo, context: WriterContext, budget: Budget) -> None:
         self.name = info.name
+        self.info = info
         self.context = context
         self.gone: Outcome | None = None  # outcome of all records once the topic was deleted or is forbidden
         self._budget = budget
-        self.update(info)
 
-    def update(self, info: TopicInfo) -> None:
-        """Apply the topic's limits."""
-        self.largest = min(info.max_message_bytes, self.context.config.max_request_bytes) - HEADER_BYTES
+    @property
+    def largest(self) -> int:
+        """The record bytes that the broker accepts in one batch."""
+        return min(self.info.max_message_bytes, self.context.config.max_request_bytes) - HEADER_BYTES
 
     def new_batch(self) -> Batch:
         """Create an empty batch whose size limit the broker accepts."""

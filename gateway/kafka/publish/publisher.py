@@ -144,10 +144,10 @@ class Publisher:
             self._refuse(owner, token, Outcome.UNFIT, f"it does not fit into a Kafka record: {error}")
             return
         if batch.count == 0:
-            if size > writer.topic.largest:
+            if size > writer.largest:
                 queue.seal_open()  # drops the batch with the record, which is too large for any batch
                 self._refuse(
-                    owner, token, Outcome.TOO_LARGE, f"topic {writer.name} accepts at most {writer.topic.largest} bytes"
+                    owner, token, Outcome.TOO_LARGE, f"topic {writer.name} accepts at most {writer.largest} bytes"
                 )
                 return
             batch.born = self._now
@@ -290,7 +290,7 @@ class Publisher:
             timestamp = now
         elif not (timestamp >= 0 and now - info.before_ms <= timestamp <= now + info.after_ms):
             raise Refused(Outcome.UNFIT, f"topic {info.name} refuses the timestamp {timestamp}")
-        return number, timestamp, writer.topic.largest
+        return number, timestamp, writer.largest
 
     def _hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None, *, internal: bool) -> None:
         """Submit `record` once its topic is known."""

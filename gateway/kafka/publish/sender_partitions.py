@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from gateway.kafka.publish.murmur2 import murmur2
 from gateway.kafka.publish.partition_queue import PartitionQueue
 from gateway.recent import Recent
@@ -18,30 +20,26 @@ REMEMBERED: Final = 16_384
 """How many partitions of detached links are remembered (about 3 MB). The oldest is forgotten first."""
 
 
-class Sender:
-    """One sender."""
+class Sender(msgspec.Struct, eq=False, kw_only=True):
+    """One sender; `Places.sender` creates one that is remembered. `leave` must be called if it is lasting."""
 
-    __slots__ = ("_name", "_places", "lasting", "queues")
-
-    def __init__(self, *, lasting: bool = False, name: tuple[str, ...] = (), places: Places | None = None) -> None:
-        """Create a sender; `Places.sender` creates one that is remembered. `leave` must be called if it is lasting."""
-        # its queue for records without a key, by topic; a cache for the hot path, filled by `TopicWriter.place`
-        self.queues: dict[str, PartitionQueue] = {}
-        self.lasting = lasting  # will send for some time, so it counts in `PartitionQueue.senders`
-        self._name = name
-        self._places = places
+    lasting: bool = False  # will send for some time, so it counts in `PartitionQueue.senders`
+    name: tuple[str, ...] = ()
+    places: Places | None = None
+    # its queue for records without a key, by topic; a cache for the hot path, filled by `TopicWriter.place`
+    queues: dict[str, PartitionQueue] = {}
 
     @property
     def hint(self) -> int | None:
         """A hash of the sender's name, the same at every gateway; None without a name."""
-        return murmur2("\0".join(self._name).encode()) if self._name else None
+        return murmur2("\0".join(self.name).encode()) if self.name else None
 
     def former(self, topic: str) -> int | None:
         """Return the sender's last partition of a topic, or None when unknown."""
         queue = self.queues.get(topic)
         if queue is not None:
             return queue.number
-        return None if self._places is None else self._places.find(self._name, topic)
+        return None if self.places is None else self.places.get(hash((self.name, topic)))
 
     def assign(self, topic: str, queue: PartitionQueue) -> None:
         """Assign a queue to this sender."""
@@ -57,29 +55,21 @@ class Sender:
         for topic, queue in self.queues.items():
             if self.lasting:
                 queue.senders -= 1
-            if self._places is not None:
-                self._places.remember(self._name, topic, queue.number)
+            if self.places is not None:
+                self.places[hash((self.name, topic))] = queue.number
         self.queues.clear()
         self.lasting = False
 
 
-class Places:
-    """Remembers the partitions of senders with a name, for when they attach again."""
+class Places(Recent[int, int]):
+    """The partitions of senders with a name, for when they attach again.
 
-    __slots__ = ("_numbers",)
+    By the hash of name and topic: a collision is harmless, as one sender gets the other's partition.
+    """
 
     def __init__(self) -> None:
-        # By the hash of name and topic. A collision is harmless: one sender gets the other's partition.
-        self._numbers: Recent[int, int] = Recent(REMEMBERED)
+        super().__init__(REMEMBERED)
 
     def sender(self, *name: str) -> Sender:
         """Create a lasting sender with this name."""
         return Sender(lasting=True, name=name, places=self)
-
-    def find(self, name: tuple[str, ...], topic: str) -> int | None:
-        """Return the last partition of `topic` of the sender with this name, or None."""
-        return self._numbers.get(hash((name, topic)))
-
-    def remember(self, name: tuple[str, ...], topic: str, number: int) -> None:
-        """Remember that the sender with this name had partition `number` of `topic`."""
-        self._numbers[hash((name, topic))] = number

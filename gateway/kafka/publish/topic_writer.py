@@ -24,16 +24,13 @@ def _load_and_senders(queue: PartitionQueue) -> tuple[int, int]:
     return len(queue.full) + queue.senders, queue.open.bytes
 
 
-class TopicWriter:
+class TopicWriter(QueuedTopic):
     """The partition queues of one topic."""
 
     def __init__(self, info: TopicInfo, context: WriterContext, budget: Budget) -> None:
-        self.topic = QueuedTopic(info, context, budget)
-        self.name = info.name
-        self.info = info
-        self._context = context
+        super().__init__(info, context, budget)
         # by partition number
-        self.queues = [PartitionQueue(self.topic, number) for number in range(info.partitions)]
+        self.queues = [PartitionQueue(self, number) for number in range(info.partitions)]
         self._filling: PartitionQueue | None = None
 
     def update(self, info: TopicInfo) -> None:
@@ -42,22 +39,19 @@ class TopicWriter:
         A re-created topic may have fewer partitions; batches for those that no longer exist are placed again.
         """
         self.info = info
-        self.topic.update(info)
         dissolved = self.queues[info.partitions :]
         if info.partitions != len(self.queues):
             del self.queues[info.partitions :]
-            self.queues.extend(
-                PartitionQueue(self.topic, number) for number in range(len(self.queues), info.partitions)
-            )
+            self.queues.extend(PartitionQueue(self, number) for number in range(len(self.queues), info.partitions))
             self._filling = None
         for queue in self.queues:
             queue.set_led(not info.available or queue.number in info.available)
         for queue in dissolved:
-            self._context.replace(self.name, queue.number, queue.dissolve())
+            self.context.replace(self.name, queue.number, queue.dissolve())
 
     def fail(self, outcome: Outcome) -> None:
         """Settle all records in the queues with `outcome`: the topic was deleted or is forbidden."""
-        self.topic.gone = outcome
+        self.gone = outcome
         for queue in self.queues:
             queue.shut = True  # its senders are placed again once the topic exists
             queue.expire_in_flight()
@@ -90,7 +84,7 @@ class TopicWriter:
         """Return the queue with the least load; among equals the first, starting at `hint` or at random."""
         numbers = self.info.available or range(len(self.queues))
         count = len(numbers)
-        first = self._context.rng.randrange(count) if hint is None else hint
+        first = self.context.rng.randrange(count) if hint is None else hint
         return min((self.queues[numbers[(first + step) % count]] for step in range(min(count, COMPARED))), key=load)
 
     async def abandon(self) -> None:

@@ -30,14 +30,13 @@ class Arrivals:
         self._lookup = lookup
         self._waiting: dict[str, dict[int, set[asyncio.Event]]] = {}  # by topic and partition
         self._partitions: dict[asyncio.Event, tuple[TopicPartition, ...]] = {}
-        self._asleep: set[asyncio.Event] = set()
         self._tailed: set[str] = set()
         self._lingering: dict[str, asyncio.TimerHandle] = {}
 
     @property
     def sleepers(self) -> int:
         """How many readers sleep: they will be woken, and send no requests to Kafka."""
-        return len(self._asleep)
+        return len(self._partitions)
 
     async def wait_for(self, sleeper: asyncio.Event, positions: Mapping[TopicPartition, int]) -> bool:
         """Arrange for `sleeper` to be set, once, when a record is stored at or behind one of its `positions`.
@@ -69,7 +68,6 @@ class Arrivals:
         if sleeper not in self._partitions or any(end > positions[partition] for partition, end in ends.items()):
             self.forget(sleeper)
             return False
-        self._asleep.add(sleeper)
         return True
 
     def may_have_more(self, positions: Mapping[TopicPartition, int]) -> bool:
@@ -81,7 +79,6 @@ class Arrivals:
 
     def forget(self, sleeper: asyncio.Event) -> None:
         """Remove a sleeper."""
-        self._asleep.discard(sleeper)
         for partition in self._partitions.pop(sleeper, ()):
             waiting = self._waiting[partition.topic]
             waiting[partition.partition].discard(sleeper)

@@ -12,6 +12,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -31,6 +32,8 @@ from mapping.record import Received
 log = logging.getLogger(__name__)
 
 
+PART: Final = "catch-up reader"  # its name in the log
+
 FETCH_BYTES: Final = 65536
 """Per partition and fetch: subscribers take turns, and unused records of one are discarded at the next turn."""
 
@@ -42,27 +45,16 @@ Goal = Callable[[], int]
 """Returns the offset where a reading ends, which may move on: usually the live reader's position in the partition."""
 
 
-class Reading:
+class Reading(msgspec.Struct, eq=False):
     """The catch-up of one subscriber in one partition."""
 
-    __slots__ = ("finished", "gap", "goal", "partition", "position", "subscriber")
-
-    def __init__(
-        self,
-        subscriber: Subscriber,
-        partition: TopicPartition,
-        position: int,
-        *,
-        goal: Goal,
-        finished: Callable[[Reading], None],
-        gap: Callable[[int], None] | None = None,
-    ) -> None:
-        self.subscriber = subscriber
-        self.partition = partition
-        self.position = position  # the offset of the next record to offer; safe to store
-        self.goal = goal  # the reading ends at `goal()`, before the record there is offered
-        self.finished = finished  # called once, when the goal is reached; not when the reading is cancelled
-        self.gap = gap  # receives the number of records that retention had deleted before they could be offered
+    subscriber: Subscriber
+    partition: TopicPartition
+    position: int  # the offset of the next record to offer; safe to store
+    goal: Goal  # the reading ends at `goal()`, before the record there is offered
+    finished: Callable[[Reading], None]  # called once, when the goal is reached; not when the reading is cancelled
+    # receives the number of records that retention had deleted before they could be offered
+    gap: Callable[[int], None] | None = None
 
 
 class CatchUpStatistics(msgspec.Struct, frozen=True):
@@ -81,18 +73,14 @@ class _State(enum.Enum):
     SERVED = 3  # a worker serves it
 
 
-class _Queue:
+class _Queue(msgspec.Struct, eq=False):
     """The readings of one subscriber."""
 
-    __slots__ = ("holder", "readings", "state", "subscriber", "version", "woken")
-
-    def __init__(self, subscriber: Subscriber) -> None:
-        self.subscriber = subscriber
-        self.readings: dict[TopicPartition, Reading] = {}
-        self.state = _State.PARKED
-        self.version = 0  # counts changes that need a new assignment
-        self.woken = False  # `resume` was called during its turn
-        self.holder: _Worker | None = None  # the worker that has fetched its records
+    subscriber: Subscriber
+    readings: dict[TopicPartition, Reading] = {}
+    state: _State = _State.PARKED
+    version: int = 0  # counts changes that need a new assignment, also to another worker
+    woken: bool = False  # `resume` was called during its turn
 
 
 class CatchUpReader:
@@ -231,13 +219,13 @@ class CatchUpReader:
     def _make_ready(self, queue: _Queue) -> None:
         queue.state = _State.READY
         pauses.end_all(queue.subscriber, *NO_CAPACITY)
-        holder = queue.holder
-        if holder is not None and not holder.busy.is_set() and holder.serves is queue:
+        idle = [worker for worker in self._workers if not worker.busy.is_set()]
+        holder = next((worker for worker in idle if worker.holds(queue)), None)
+        if holder is not None:
             self._ready.appendleft(queue)  # that worker has its records already: no new fetch
             holder.busy.set()
             return
         self._ready.append(queue)
-        idle = [worker for worker in self._workers if not worker.busy.is_set()]
         spare = next((worker for worker in idle if worker.serves is None or not worker.serves.readings), None)
         if spare is None and len(self._workers) < self._limit:
             self._hire()
@@ -263,16 +251,18 @@ class _Worker:
         self._pool = pool
         self._chunk: deque[tuple[Reading, list[Received]]] = deque()
 
+    def holds(self, queue: _Queue) -> bool:
+        """Whether the consumer's assignment and the fetched records are those of a subscriber's readings."""
+        return self.serves is queue and self._version == queue.version
+
     async def serve(self) -> None:
         """Serve turns until there were none for a while."""
         try:
-            await keep_running(self._run, "catch-up reader")
+            keep = partial(keep_consumer, self._consumer, self._serve_all, PART, self._pool.spawn)
+            await keep_running(keep, PART)
         finally:
             self._release()
             self._pool.closed(self)
-
-    async def _run(self) -> None:
-        await keep_consumer(self._consumer, self._serve_all, "catch-up reader", self._pool.spawn)
 
     def _consumer(self) -> AIOKafkaConsumer:
         return log_consumer(
@@ -310,16 +300,13 @@ class _Worker:
 
     def _release(self) -> None:
         """Drop the fetched records and their subscriber, which would otherwise be kept alive, perhaps in a cycle."""
-        served, self.serves = self.serves, None
-        if served is not None and served.holder is self:
-            served.holder = None
-        self._version = -1
+        self.serves = None
         self._chunk.clear()
 
     def _attach(self, consumer: AIOKafkaConsumer, queue: _Queue) -> None:
         self._release()
         self.serves = queue
-        queue.holder = self
+        queue.version += 1
         self._version = queue.version
         for reading in list(queue.readings.values()):
             if reading.position >= reading.goal():
@@ -332,7 +319,7 @@ class _Worker:
         """Serve one turn of a subscriber; True when it has no capacity."""
         records = 0
         while queue.readings and records < TURN_RECORDS:
-            if self.serves is not queue or queue.holder is not self or self._version != queue.version:
+            if not self.holds(queue):
                 self._attach(consumer, queue)
                 continue
             if not self._chunk:
@@ -362,7 +349,7 @@ class _Worker:
             log.warning("catch-up reader: %r", error)
             await asyncio.sleep(0.1)
             return 0
-        if self.serves is not queue or self._version != queue.version:
+        if not self.holds(queue):
             self._version = -1  # these records belong to a former assignment
             return 1
         count = 0

@@ -8,21 +8,19 @@ same headers.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions, log_consumer, poll
-from gateway.kafka.driver.lifecycle import RETRY_S, open_consumer
+from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.spawn import Spawn
 from mapping.record import Received
-
-log = logging.getLogger(__name__)
 
 STALLED_S: Final = 10.0
 """After this time without a record, the scan checks whether the topics still exist."""
@@ -39,41 +37,35 @@ async def scan_log(
     Missing partitions are left out. A partition without records from the offset on is read from its first record.
     Kafka is asked until it answers: set a time limit.
     """
-    scan = _Scan(ranges, collect)
-    while True:
-        try:
-            await scan.leave_out_missing(lookup)
-            if scan.positions:
-                consumer = log_consumer(kafka, wait_ms=10, isolation="read_uncommitted")  # records are there already
-                async with open_consumer(consumer, spawn):
-                    await scan.read(consumer)
-        except (KafkaError, Refused) as error:
-            log.warning("log scan failed, retrying: %r", error)
-            await asyncio.sleep(RETRY_S)
-        else:
-            return
+    scan = _Scan(lookup, collect, dict(ranges))
+    if ranges:
+        await keep_consumer(
+            lambda: log_consumer(kafka, wait_ms=10, isolation="read_uncommitted"),  # records are there already
+            scan.read,
+            "log scan",
+            spawn,
+        )
 
 
-class _Scan:
+class _Scan(msgspec.Struct, eq=False):
     """The progress of a scan."""
 
-    __slots__ = ("_collect", "ends", "positions")
-
-    def __init__(self, ranges: Mapping[TopicPartition, int], collect: Collect) -> None:
-        self.positions = dict(ranges)  # partition -> the next offset to read; finished partitions are removed
-        # partition -> where to stop: the end of the log at the first look-up, or its present end if the log shrank
-        self.ends: dict[TopicPartition, int] = {}
-        self._collect = collect
-
-    async def leave_out_missing(self, lookup: Lookup) -> None:
-        """Remove the partitions that do not exist. Raises Refused when Kafka does not answer."""
-        found = await lookup.existing({partition.topic for partition in self.positions})
-        there = {partition for partitions in found.values() for partition in partitions}
-        self.positions = {partition: offset for partition, offset in self.positions.items() if partition in there}
+    lookup: Lookup
+    collect: Collect
+    positions: dict[TopicPartition, int]  # the next offsets to read; finished partitions are removed
+    # where to stop: the end of the log at the first look-up, or its present end if the log shrank
+    ends: dict[TopicPartition, int] = {}
 
     async def read(self, consumer: AIOKafkaConsumer) -> None:
         """Read until every partition is finished. After a KafkaError it may be called again, and continues."""
-        await self._begin(consumer)
+        try:
+            found = await self.lookup.existing({partition.topic for partition in self.positions})
+        except Refused as refused:
+            raise KafkaError(refused.reason) from refused
+        there = {partition for partitions in found.values() for partition in partitions}
+        self.positions = {partition: offset for partition, offset in self.positions.items() if partition in there}
+        if self.positions:
+            await self._begin(consumer)
         loop = asyncio.get_running_loop()
         moved = loop.time()
         while self.positions:
@@ -102,7 +94,7 @@ class _Scan:
         except OffsetOutOfRangeError:  # retention has moved the log's beginning
             await self._begin(consumer)
             return True
-        collect = self._collect
+        collect = self.collect
         for records in batches.values():
             for record in records:
                 collect(record)

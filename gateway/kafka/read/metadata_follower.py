@@ -51,7 +51,6 @@ class MetadataFollower:
         self._recreated = recreated
         self._leader_found = leader_found
         self._suspected_at = float("-inf")
-        self._refreshing: asyncio.Task[None] | None = None
         self._leading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False  # metadata may arrive until its sources are closed
@@ -65,10 +64,9 @@ class MetadataFollower:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [task for task in (self._refreshing, self._leading) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._leading is not None:
+            self._leading.cancel()
+            await asyncio.gather(self._leading, return_exceptions=True)
 
     def await_leaders(self, partitions: Collection[TopicPartition], since_ms: int) -> None:
         """Start reading partitions that have no leader at the start of a watch as soon as they have one.
@@ -108,8 +106,8 @@ class MetadataFollower:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._stopped and (self._refreshing is None or self._refreshing.done()):
-            self._refreshing = self._spawn(self._lookup.refresh())
+        if not self._stopped:
+            self._spawn(self._lookup.refresh())  # refreshes at the same time are one
 
     def _recheck(self) -> None:
         if self._timer is None and not self._stopped:

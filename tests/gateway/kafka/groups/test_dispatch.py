@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -16,7 +16,6 @@ from aiokafka.structs import OffsetAndMetadata
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowcontrol.backoff import Backoff
 from gateway.kafka.groups import assignment, ready
 from gateway.kafka.groups.assignment import AssignedPartition, Member, SubscriptionFilter
 from gateway.kafka.groups.commits import Commits
@@ -144,10 +143,11 @@ class Log:
 
 
 class World:
-    def __init__(self, partitions: int = 1, return_wait_s: float = 0, backoff: Backoff | None = None) -> None:
-        backoff = backoff or Backoff(0.001, 0.002, random=lambda: 0.0)
+    def __init__(
+        self, partitions: int = 1, return_wait_s: float = 0, backoff_s: Callable[[int], float] = lambda _: 0.001
+    ) -> None:
         self.log = Log()
-        self.dispatch = Dispatch(backoff, lambda: None, self.log, return_wait_s=return_wait_s)
+        self.dispatch = Dispatch(backoff_s, lambda: None, self.log, return_wait_s=return_wait_s)
         self.parts = [
             AssignedPartition(TopicPartition("t", number), 0, OffsetAndMetadata(0, "")) for number in range(partitions)
         ]
@@ -306,7 +306,7 @@ class Failing(Taker):
 
 
 async def test_a_run_that_fails_is_offered_one_by_one() -> None:
-    world = World(backoff=Backoff(60, 60, random=lambda: 0.0))
+    world = World(backoff_s=lambda _: 60.0)
     sink = world.join(Failing(4))
     world.read_run([None] * 6)
     world.dispatch.push()
@@ -559,12 +559,11 @@ async def until_offered(world: World, sink: Sink, count: int) -> None:
 async def test_the_back_off_grows_though_nothing_has_failed() -> None:
     delays: list[int] = []
 
-    class Recording(Backoff):
-        def delay(self, attempt: int) -> float:
-            delays.append(attempt)
-            return super().delay(attempt)
+    def recorded(attempt: int) -> float:
+        delays.append(attempt)
+        return 0.001
 
-    world = World(backoff=Recording(0.001, 0.002, random=lambda: 0.0))
+    world = World(backoff_s=recorded)
     sink = world.join(Sink())
     world.read("a")
     for count in range(1, 4):
@@ -983,7 +982,7 @@ async def test_a_transaction_commits_nothing_of_a_partition_that_was_lost_while_
     sink = world.join(Sink())
     world.read("a")
     delivery = sink.member.delivery(sink.held[0])
-    commits = Commits("g", world.dispatch, None, lambda: None, interval_s=1)
+    commits = Commits("g", world.dispatch, None, lambda: None)
 
     async def commit() -> None:
         async with commits.committing({delivery.assigned: {0}}):

@@ -203,6 +203,6 @@ async def test_requests_share_a_batch_and_then_take_turns(bootstrap, new_topic, 
 def test_places_are_bounded_and_the_oldest_goes_first():
     places = Places()
     for number in range(REMEMBERED + 10):
-        places.remember(("link", str(number)), "t", 3)
-    known = [number for number in range(REMEMBERED + 10) if places.find(("link", str(number)), "t") is not None]
+        places[number] = 3
+    known = [number for number in range(REMEMBERED + 10) if number in places]
     assert known == list(range(10, REMEMBERED + 10))

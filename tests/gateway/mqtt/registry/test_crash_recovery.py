@@ -178,7 +178,7 @@ async def test_it_waits_for_a_kafka_that_is_away(
         finding = group.create_task(
             find_qos2_messages(kafka, lookup, asyncio.create_task, {TopicPartition(topic, 0): 0})
         )
-        await wait_until(lambda: "log scan failed" in caplog.text)
+        await wait_until(lambda: f'Unable connect to "127.0.0.1:{own}"' in caplog.text)
         assert not finding.done()
         server = await asyncio.start_server(forward, sock=away)
         assert await asyncio.wait_for(finding, WITHIN_S) == {"n": {(1, 2)}}

@@ -20,6 +20,7 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.groups.membership import GROUP_LIMIT, Groups
+from gateway.kafka.groups.reader import GroupTimes
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.mqtt.routing.router import Match
 from gateway.mqtt.routing.shared_groups import Share, Sharing
@@ -91,8 +92,7 @@ class Process:
             self.lookup,
             self.catch_up_reader,
             random=random.random,
-            revoke_wait_s=revoke_wait_s,
-            return_wait_s=return_wait_s,
+            times=GroupTimes(revoke_wait_s=revoke_wait_s, return_wait_s=return_wait_s),
         )
         self.rules = rules
         self.sharing = Sharing(self.groups, rules, self.topics, lambda record: from_record(record, rules))
