@@ -23,11 +23,12 @@ from gateway.trace.amqp import AmqpDecoder
 from gateway.trace.http import HttpDecoder
 from gateway.trace.mqtt import MqttDecoder, described
 from gateway.trace.shown import Line
+from gateway.trace.streams import EventDecoder, WebSocketDecoder
 from gateway.trace.tapped import Tapped, TappedConnection, install_tap, remove_tap
-from gateway.trace.websocket import WebSocketDecoder
 from gateway.turns import in_turns
 from protocols.amqp.connection import Connection as AmqpConnection
 from protocols.mqtt.connection import Connection as MqttConnection
+from protocols.rest.event_connection import EventConnection
 from protocols.rest.live_connection import LiveConnection
 
 AT_ONCE: Final = 8  # traces
@@ -142,19 +143,20 @@ class Trace:
         if socket is None or self._why:
             return
         wanted, identifier = self._wanted, client.identifier
-        address = _peer(socket) or (client.view(whole=False).address if identifier else "")
         if wanted.client and not matches_id(wanted.client, identifier):
             return
-        if wanted.address and not self._is_from(address):
+        if wanted.address and not self._is_from(socket.peer):
             return
-        self._add(socket, identifier, address, fresh=False)
+        self._add(socket, identifier, socket.peer, fresh=False)
 
     def opened(self, socket: Any) -> None:
         """See `gateway.taps.Watcher`. Except for HTTP, a client's id is known only later (`named`)."""
-        address = _peer(socket)
+        address = socket.peer
         by_address = self._wanted.address and self._is_from(address)
         if self._topic or by_address or self._wanted.client == f"http/{address}":
-            self._add(socket, "" if isinstance(socket, Pump) else f"http/{address}", address, fresh=True)
+            connection = socket.connection if isinstance(socket, Pump) else None
+            logs_in = isinstance(connection, MqttConnection | AmqpConnection)
+            self._add(socket, "" if logs_in else f"http/{address}", address, fresh=True)
 
     def named(self, socket: Any, identifier: str) -> None:
         """See `gateway.taps.Watcher`."""
@@ -162,7 +164,7 @@ class Trace:
         if tap is not None:
             tap.client = identifier
         elif self._wanted.client and matches_id(self._wanted.client, identifier):
-            tap = self._add(socket, identifier, _peer(socket), fresh=False)
+            tap = self._add(socket, identifier, socket.peer, fresh=False)
             connection = socket.connection.inner if tap is not None else None
             if tap is not None and isinstance(connection, MqttConnection) and connection.connect is not None:
                 tap.add(described(connection.connect, self._wanted.payload), "in")
@@ -264,14 +266,10 @@ def _end(socket: Any, tap: _Tap) -> None:
         tap.tapped = None
 
 
-def _peer(socket: Any) -> str:
-    return str(getattr(socket, "peer", ""))
-
-
 def _decoder(socket: Any, payload: int, *, fresh: bool) -> Decoder:
     """Return a decoder for a connection's bytes from here on."""
     if not isinstance(socket, Pump):
-        return HttpDecoder(payload, streams=not hasattr(socket, "peer"))
+        return HttpDecoder()
     connection: Any = socket.connection
     if isinstance(connection, TappedConnection):
         connection = connection.inner
@@ -279,6 +277,8 @@ def _decoder(socket: Any, payload: int, *, fresh: bool) -> Decoder:
         return MqttDecoder(connection.version, connection.unparsed, payload)
     if isinstance(connection, AmqpConnection):
         return AmqpDecoder(payload, fresh=fresh)
+    if isinstance(connection, EventConnection):
+        return EventDecoder(payload)
     assert isinstance(connection, LiveConnection)
     return WebSocketDecoder(connection.frames, payload)
 
