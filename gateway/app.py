@@ -68,7 +68,6 @@ from gateway.security.tenants import Tenants
 from gateway.security.throttle import peer_of
 from gateway.security.variables import check_logins
 from gateway.spawn import Tasks, on_loop_error
-from gateway.trace.traces import Traces
 from mapping.rules import RuleError
 
 log = structlog.get_logger(__name__)
@@ -270,11 +269,11 @@ class App:
         watch.start()
         stack.callback(watch.stop)
         flow = Flow([server.flowing for server in self._servers], kafka_log.publisher.budgets.flow, pauses)
-        traces = Traces()
         clients = Clients(
             [server.clients for server in self._servers], SessionViews(state.sessions, kafka_log.lookup), pauses
         )
-        routes = (*ClientPages(clients).routes(), *TracePages(clients, traces).routes())
+        traces = TracePages(clients)
+        routes = (*ClientPages(clients).routes(), *traces.routes())
         await self._open_management(
             stack, metrics=metrics, flow=flow, security=security, topics=kafka_log.topics, routes=routes
         )

@@ -45,14 +45,6 @@ CONSUMER: Final = "http/consumer/"
 encode = msgspec.json.encode
 
 
-class TraceError(Exception):
-    """The trace cannot be started; the text says why."""
-
-
-class TooManyTracesError(TraceError):
-    """Too many traces are running; a later attempt may succeed."""
-
-
 class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A requested trace: exactly one of the first three fields, and the bounds."""
 
@@ -63,12 +55,12 @@ class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lines: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES)] = MOST_LINES
     payload: Annotated[int, msgspec.Meta(ge=0, le=MOST_PAYLOAD)] = 64  # bytes shown of each payload
 
-    def check(self) -> None:
-        """Raise TraceError if not exactly one object is named, or one without its own connection."""
+    def __post_init__(self) -> None:
+        """Raise ValueError if not exactly one object is named, or one without its own connection."""
         if sum(map(bool, (self.client, self.topic, self.address))) != 1:
-            raise TraceError("exactly one of client, topic and address is needed")
+            raise ValueError("exactly one of client, topic and address is needed")
         if self.client.startswith(CONSUMER):
-            raise TraceError("a consumer has no connection: trace its client's address")
+            raise ValueError("a consumer has no connection: trace its client's address")
 
 
 class Decoder(Protocol):
@@ -117,7 +109,7 @@ class Trace:
     """One trace; a `gateway.taps.Watcher`."""
 
     def __init__(self, wanted: TraceRequest) -> None:
-        """Prepare a trace; `begin` starts it."""
+        """Prepare a trace; `begin` starts it, and whoever calls that must call `end`."""
         self._wanted = wanted
         self._topic = wanted.topic.encode("utf-8", "surrogatepass")
         self._taps: dict[Any, _Tap] = {}
@@ -281,30 +273,3 @@ def _decoder(socket: Any, payload: int, *, fresh: bool) -> Decoder:
         return EventDecoder(payload)
     assert isinstance(connection, LiveConnection)
     return WebSocketDecoder(connection.frames, payload)
-
-
-class Traces:
-    """The running traces."""
-
-    def __init__(self) -> None:
-        self._running: set[Trace] = set()
-
-    def begin(self, wanted: TraceRequest) -> Trace:
-        """Start a trace, which the caller must end with `end`; raises TraceError."""
-        wanted.check()
-        if len(self._running) >= AT_ONCE:
-            raise TooManyTracesError(f"{AT_ONCE} traces are running, which is the maximum: wait until one ends")
-        trace = Trace(wanted)
-        self._running.add(trace)
-        trace.begin()
-        return trace
-
-    def end(self, trace: Trace, why: str) -> None:
-        """End a trace."""
-        trace.end(why)
-        self._running.discard(trace)
-
-    def stop(self) -> None:
-        """End all traces: the gateway is stopping."""
-        for trace in tuple(self._running):
-            self.end(trace, "the gateway stops")

@@ -233,7 +233,7 @@ class EventStream(StreamSession):
         acknowledged = self._acknowledged()
         while unsettled and unsettled[0][0] <= acknowledged:
             self._settled, record = unsettled.popleft()
-            source.done(record)
+            source.membership.done(record)
         self._count()
         if not unsettled and self._ending:
             self._close()
