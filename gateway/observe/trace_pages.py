@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.observe.clients import Clients
-from gateway.observe.management import Route, bad, record_act
+from gateway.observe.management import bad, record_act
 from gateway.taps import taps
 from gateway.trace.traces import AT_ONCE, Trace, TraceRequest
 
@@ -25,9 +25,9 @@ class TracePages:
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
-        return [Route("POST", "/trace", self._trace)]
+        return [web.post("/trace", self._trace)]
 
     @staticmethod
     def stop() -> None:
