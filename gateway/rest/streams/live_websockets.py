@@ -103,18 +103,31 @@ class LiveSession(StreamSession):
     def handle(self, events: list[Any]) -> None:
         """Act on the messages that were read."""
         for event in events:
-            kind = type(event)
-            if kind is ConnectionClosed or kind is ConnectionFailed:
+            if isinstance(event, ConnectionClosed | ConnectionFailed):
                 self._leave_all()
                 continue
             self._counts.messages_total += 1
-            if kind is BadMessage:
-                self.refuse(event.id, event.error)
-                continue
             try:
-                _ACTIONS[kind](self, event)
+                self._act(event)
             except RestError as error:
                 self.refuse(event.id, error)
+
+    def _act(self, message: Any) -> None:
+        match message:
+            case Produce():
+                self._produce(message)
+            case Subscribe():
+                self._subscribe(message)
+            case Unsubscribe():
+                self._unsubscribe(message)
+            case Credit():
+                self._subscription(message.id).grant(message.credit)
+            case Acknowledge():
+                self._subscription(message.id).settle(message.deliveries, None)
+            case Release():
+                self._subscription(message.id).settle(message.deliveries, message.failed)
+            case BadMessage():
+                self.refuse(message.id, message.error)
 
     def writable(self) -> None:
         """Request records again: the socket has capacity."""
@@ -246,15 +259,6 @@ class LiveSession(StreamSession):
         except Refused as refused:
             self.drop_subscription(subscription, refusal(refused))
 
-    def _credit(self, message: Credit) -> None:
-        self._subscription(message.id).grant(message.credit)
-
-    def _acknowledge(self, message: Acknowledge) -> None:
-        self._subscription(message.id).settle(message.deliveries, None)
-
-    def _release_deliveries(self, message: Release) -> None:
-        self._subscription(message.id).settle(message.deliveries, message.failed)
-
     def _unsubscribe(self, message: Unsubscribe) -> None:
         subscription = self._subscription(message.id)
         del self._subscriptions[message.id]
@@ -331,16 +335,6 @@ class LiveSession(StreamSession):
     def _resume(self, reason: str) -> None:
         self.pump.resume_reading(reason)
         self.connection.reading = self.pump.reading
-
-
-_ACTIONS: Final[dict[type, Any]] = {
-    Produce: LiveSession._produce,
-    Subscribe: LiveSession._subscribe,
-    Credit: LiveSession._credit,
-    Acknowledge: LiveSession._acknowledge,
-    Release: LiveSession._release_deliveries,
-    Unsubscribe: LiveSession._unsubscribe,
-}
 
 
 class Live(Streams[LiveSession]):
