@@ -61,7 +61,7 @@ class Pairs(tuple[tuple[Any, Any], ...]):
         return default
 
 
-_I8, _U16, _I16 = Struct(">b"), Struct(">H"), Struct(">h")
+_U8, _I8, _U16, _I16 = Struct(">B"), Struct(">b"), Struct(">H"), Struct(">h")
 _U32, _I32, _F32 = Struct(">I"), Struct(">i"), Struct(">f")
 _U64, _I64, _F64 = Struct(">Q"), Struct(">q"), Struct(">d")
 
@@ -280,9 +280,20 @@ def symbol(value: str) -> bytes:
     return _sized(0xA3, value.encode("ascii"))
 
 
-def ubyte(value: int) -> bytes:
-    """Encode an unsigned byte."""
-    return bytes((0x50, value))
+def _fixed(code: int, form: Struct) -> Callable[[Any], bytes]:
+    """Make the encoder of a type of fixed width; it raises struct.error for a number out of the type's range."""
+    start, pack = bytes((code,)), form.pack
+    return lambda value: start + pack(value)
+
+
+ubyte: Final = _fixed(0x50, _U8)
+ushort: Final = _fixed(0x60, _U16)
+byte: Final = _fixed(0x51, _I8)
+short: Final = _fixed(0x61, _I16)
+float_value: Final = _fixed(0x72, _F32)
+double: Final = _fixed(0x82, _F64)
+timestamp: Final = _fixed(0x83, _I64)
+"""In milliseconds since the epoch."""
 
 
 def uint(value: int) -> bytes:
@@ -309,31 +320,6 @@ def long(value: int) -> bytes:
     return b"\x55" + _I8.pack(value) if -128 <= value < 128 else b"\x81" + _I64.pack(value)
 
 
-def timestamp(value: int) -> bytes:
-    """Encode a timestamp, in milliseconds since the epoch."""
-    return b"\x83" + _I64.pack(value)
-
-
-def ushort(value: int) -> bytes:
-    """Encode an unsigned 16-bit integer."""
-    return b"\x60" + _U16.pack(value)
-
-
-def byte(value: int) -> bytes:
-    """Encode a signed byte."""
-    return b"\x51" + _I8.pack(value)
-
-
-def short(value: int) -> bytes:
-    """Encode a signed 16-bit integer."""
-    return b"\x61" + _I16.pack(value)
-
-
-def float_value(value: float) -> bytes:
-    """Encode a 32-bit float."""
-    return b"\x72" + _F32.pack(value)
-
-
 def char(value: str) -> bytes:
     """Encode a single character. Raises TypeError when it is not exactly one."""
     return b"\x73" + _U32.pack(ord(value))
@@ -342,11 +328,6 @@ def char(value: str) -> bytes:
 def boolean(value: bool) -> bytes:
     """Encode a boolean."""
     return TRUE if value else FALSE
-
-
-def double(value: float) -> bytes:
-    """Encode a 64-bit float."""
-    return b"\x82" + _F64.pack(value)
 
 
 def uuid_value(value: uuid.UUID) -> bytes:
