@@ -42,6 +42,24 @@ class Described(NamedTuple):
     value: Any
 
 
+_CODES: Final = {
+    "amqp:accepted:list": 0x24, "amqp:rejected:list": 0x25, "amqp:released:list": 0x26, "amqp:modified:list": 0x27,
+    "amqp:declare:list": 0x31, "amqp:discharge:list": 0x32,
+    "amqp:sasl-init:list": 0x41, "amqp:sasl-response:list": 0x43,
+    "amqp:header:list": 0x70, "amqp:delivery-annotations:map": 0x71, "amqp:message-annotations:map": 0x72,
+    "amqp:properties:list": 0x73, "amqp:application-properties:map": 0x74, "amqp:data:binary": 0x75,
+    "amqp:amqp-sequence:list": 0x76, "amqp:amqp-value:*": 0x77, "amqp:footer:map": 0x78,
+}  # fmt: skip
+"""The descriptors of the specification that a peer may write as symbols to us."""
+
+
+def code_of(descriptor: Any) -> int | None:
+    """Return the number of a descriptor of the specification; None for a foreign symbol, or what is no descriptor."""
+    if type(descriptor) is Symbol:
+        return _CODES.get(descriptor)
+    return descriptor if type(descriptor) is int else None
+
+
 class Raw(NamedTuple):
     """The encoded form of a value without a Python type (decimals, chars outside Unicode)."""
 
