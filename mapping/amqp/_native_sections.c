@@ -100,13 +100,21 @@ Verdict
 take_header(Message *message, const Section *section)
 {
     static const uint8_t plain[] = {0x00, 0x53, 0x70, 0xC0, 0x02, 0x01, 0x41}; /* only durable=true: `PLAIN_HEADER` */
-    size_t size = (size_t)(section->end - section->value);
-    PyObject *raw = size <= SHORT_HEADER ? bytes_of(section->value, size) : NULL;
-    PyObject *found = raw ? PyObject_CallOneArg(py.header_fields, raw) : NULL; /* headers, ttl */
-    Py_XDECREF(raw);
+    static PyObject *plain_fields; /* of the plain header, once it was seen */
+    message->exact = section->end - section->start != sizeof plain || memcmp(section->start, plain, sizeof plain) != 0;
+    PyObject *found = Py_XNewRef(message->exact ? NULL : plain_fields); /* headers, ttl */
+    if (!found) {
+        size_t size = (size_t)(section->end - section->value);
+        PyObject *raw = size <= SHORT_HEADER ? bytes_of(section->value, size) : NULL;
+        found = raw ? PyObject_CallOneArg(py.header_fields, raw) : NULL;
+        Py_XDECREF(raw);
+    }
     if (!found) {
         PyErr_Clear(); /* the reference raises it again */
         return LEFT;
+    }
+    if (!message->exact && !plain_fields) {
+        plain_fields = Py_NewRef(found);
     }
     Verdict verdict = TAKEN;
     PyObject *headers = PyTuple_GET_ITEM(found, 0), *ttl = PyTuple_GET_ITEM(found, 1);
@@ -124,7 +132,6 @@ take_header(Message *message, const Section *section)
         }
     }
     Py_DECREF(found);
-    message->exact = section->end - section->start != sizeof plain || memcmp(section->start, plain, sizeof plain) != 0;
     return verdict;
 }
 
