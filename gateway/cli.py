@@ -271,7 +271,7 @@ def spark_submit(
         mode = deploy_mode or (submit.CLUSTER if cluster.startswith("k8s") else submit.CLIENT)
         plan = submit.Submission(
             job=job,
-            title=kind.title or kind.name,
+            title=kind.name,
             file=kind.file,
             checkpoint=options.checkpoint,
             arguments=arguments,
