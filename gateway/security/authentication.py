@@ -22,9 +22,9 @@ import structlog
 from gateway.config import ConfigError, KafkaConfig, SecurityConfig
 from gateway.recent import Recent
 from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
-from gateway.security.bearer import BearerExchange
+from gateway.security.bearer import BearerServer
 from gateway.security.credentials import CHECKS_AT_ONCE, WORKERS, Credentials, Passwords
-from gateway.security.exchange import Exchange, ScramExchange
+from gateway.security.exchange import Continue, Done, Failed, Step
 from gateway.security.fair_queue import Busy, FairQueue, Unavailable
 from gateway.security.identity import ANONYMOUS, Identity, common_name, is_principal
 from gateway.security.kafka_passwords import KafkaPasswords
@@ -301,14 +301,19 @@ class Authenticator:
         Returns:
             None if the mechanism is not offered.
         """
-        if self._tokens is not None and mechanism in BEARER_MECHANISMS:
-            return BearerExchange(mechanism, self._tokens.verify, self, address_of(peer), user)
+        address = address_of(peer)
         users = self._scram
+        if self._tokens is not None and mechanism in BEARER_MECHANISMS:
+            return Exchange(self, address, BearerServer(mechanism, self._tokens.verify, user).step)
         if users is None or mechanism not in users.mechanisms:
             return None
         look_up = functools.partial(users.credential, mechanism)
-        server = ScramServer(mechanism, look_up, secrets.token_urlsafe(NONCE_BYTES))
-        return ScramExchange(server, self, address_of(peer), user)
+        server = ScramServer(mechanism, look_up, secrets.token_urlsafe(NONCE_BYTES), user)
+
+        async def step(message: bytes) -> Step:
+            return server.step(message)
+
+        return Exchange(self, address, step)
 
     def check_busy(self, address: str) -> None:
         """Raise Busy if logins from this address are not checked now."""
@@ -390,6 +395,41 @@ class Authenticator:
             key_fetches_total=keys.fetches if keys is not None else 0,
             key_fetches_failed_total=keys.failures if keys is not None else 0,
         )
+
+
+class Exchange:
+    """One SASL exchange on one connection."""
+
+    __slots__ = ("_address", "_authenticator", "_began", "_refused", "_step")
+
+    def __init__(self, authenticator: Authenticator, address: str, step: Callable[[bytes], Awaitable[Step]]) -> None:
+        """`step` is the mechanism's answer to a message; failures are counted for `address`."""
+        self._authenticator = authenticator
+        self._address = address
+        self._step = step
+        self._began = False
+        self._refused: Failed | None = None  # the refusal, of which the client knows already
+
+    async def step(self, data: bytes | None) -> Step:
+        """Process the client's next message; None if it sent no initial response. A failure is delayed on purpose."""
+        if self._refused is not None:
+            return self._refused
+        try:
+            self._authenticator.check_busy(self._address)
+        except Busy as busy:
+            return Failed(str(busy), busy=True)
+        began, self._began = self._began, True
+        if data is None and not began:
+            return Continue(b"")  # RFC 4422 part 3: an empty challenge asks for the initial response
+        step = await self._step(data or b"")
+        if isinstance(step, Done):
+            self._authenticator.accepted()
+        elif isinstance(step, Failed):
+            await self._authenticator.wait_refused(self._address)
+            if step.challenge:
+                self._refused = step
+                return Continue(step.challenge)
+        return step
 
 
 def _scram_users(config: SecurityConfig) -> ScramUsers | None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from gateway.security.authentication import Authenticator
+from gateway.security.authentication import Authenticator, Exchange
 from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
-from gateway.security.exchange import Exchange
 from gateway.security.identity import Identity
 from gateway.security.tenants import AssignTenant
 from gateway.security.tokens import VerifiedToken

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from gateway.config import Address, AmqpConfig, Config, ConfigError, ManagementConfig, SecurityConfig
 from gateway.ports import check_exposure
-from gateway.security.authentication import Authenticator
-from gateway.security.exchange import Done, Exchange, Failed
+from gateway.security.authentication import Authenticator, Exchange
+from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.identity import Identity
-from gateway.security.scram import Continue
 from gateway.security.tokens import VerifiedToken
 from tests.support.oauth import NOW_MS, key_set, oauth_options, token
 

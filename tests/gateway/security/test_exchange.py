@@ -12,10 +12,10 @@ from aiokafka.conn import ScramAuthenticator
 from gateway.config import Config, ConfigError, MqttConfig, SecurityConfig
 from gateway.ports import check_exposure
 from gateway.security import throttle
-from gateway.security.authentication import Authenticator
-from gateway.security.exchange import Done, Exchange, Failed
+from gateway.security.authentication import Authenticator, Exchange
+from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.identity import Identity
-from gateway.security.scram import Continue, derive
+from gateway.security.scram import derive
 from gateway.security.user_files import scram_line
 
 PEER = "192.0.2.1:50000"
@@ -93,6 +93,19 @@ async def test_who_knows_the_password_is_the_user(scram_file: Path, user: str, p
     else:
         assert verdict == Failed("user name or password is wrong")
         assert (statistics.accepted_total, statistics.refused_total, sleeper.pauses) == (0, 1, [1.0])
+
+
+async def test_a_client_that_waits_for_the_server_is_asked(scram_file: Path) -> None:
+    authenticator = make(scram_file)
+    exchange = authenticator.exchange(MECHANISM, peer=PEER)
+    assert exchange is not None
+    assert await exchange.step(None) == Continue(b"")
+    assert isinstance(await run(exchange, "ann", "secret"), Done)
+    for messages in ([None, None], [b"n,,n=ann,r=c", None]):
+        exchange = authenticator.exchange(MECHANISM, peer=PEER)
+        assert exchange is not None
+        steps = [await exchange.step(message) for message in messages]
+        assert isinstance(steps[-1], Failed)
 
 
 async def test_failures_of_all_kinds_are_slowed_down_together(scram_file: Path) -> None:
