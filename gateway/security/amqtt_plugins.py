@@ -225,7 +225,6 @@ class PluginBackend:
 
     def __init__(self, specs: Sequence[PluginSpec]) -> None:
         self.errors = 0  # checks without an answer from a plugin
-        self.started = False
         self._specs = specs
         self._workers: list[_Worker] = []
         self._failing: dict[str, str] = {}  # key -> the kind of error logged last
@@ -240,12 +239,11 @@ class PluginBackend:
         except BaseException:
             await self.stop()
             raise
-        self.started = True
 
     async def check(self, credentials: Credentials) -> bool:
         """Ask the plugins. Returns False on a refusal, an error, a time-out, or if no plugin answers."""
         if not self._workers:
-            return False  # stopped in the meantime
+            return False  # not started, or stopped in the meantime
         return self._decide(await self._ask(credentials))
 
     async def _ask(self, credentials: Credentials) -> Sequence[tuple[str, bool | str | None]]:

@@ -28,7 +28,6 @@ from gateway.security.exchange import Continue, Done, Failed, Step
 from gateway.security.fair_queue import Busy, FairQueue, Unavailable
 from gateway.security.identity import ANONYMOUS, Identity, common_name, is_principal
 from gateway.security.kafka_passwords import KafkaPasswords
-from gateway.security.key_source import FileKeys, KeySet, UrlKeys
 from gateway.security.scram import ScramServer
 from gateway.security.throttle import Throttle, address_of
 from gateway.security.tokens import TokenError, TokenVerifier, VerifiedToken
@@ -87,12 +86,9 @@ class Authenticator:
         self._kafka = kafka if kafka is not None else KafkaConfig()
         self._backend = self._passwords()
         self._scram = _scram_users(config)
-        oauth = config.oauth
-        self._tokens = None
-        if oauth.enabled:
-            claims = tuple(sorted({*claims_in(config), *config.tenants.claims}))
-            self._tokens = TokenVerifier(oauth, claims=claims, clock=clock, wall_clock=wall_clock)
         self._clock = clock
+        self._wall_clock = wall_clock
+        self._tokens = self._verifier()
         self._throttle = Throttle(config.failed_attempt_delay_s, clock=clock, sleep=sleep)
         self._secret = secrets.token_bytes(32)
         self._remembered: Recent[bytes, float] = Recent(CACHE_ENTRIES)  # until when, by digest
@@ -116,8 +112,8 @@ class Authenticator:
 
     async def run(self) -> None:
         """Keep the token keys up to date until cancelled. Returns immediately if no URL is configured."""
-        if self._tokens is not None and isinstance(self._tokens.keys, UrlKeys):
-            await self._tokens.keys.run()
+        if self._tokens is not None and self._tokens.fetched is not None:
+            await self._tokens.fetched.run()
 
     async def stop(self) -> None:
         """Close the plugins."""
@@ -132,22 +128,24 @@ class Authenticator:
             Whether the new ones are in use.
         """
         async with self._reloading:  # one that started earlier must not end later: it has read older files
-            source = self._tokens.keys if self._tokens is not None else None
+            tokens = self._tokens
+            fetched = None if tokens is None else tokens.fetched
             try:
                 # In a thread: a hundred thousand users take half a second.
-                users, keys, fresh = await asyncio.to_thread(self._read_files)
+                users, fresh = await asyncio.to_thread(lambda: (_scram_users(self._config), self._passwords()))
+                if fetched is None:
+                    tokens = await asyncio.to_thread(self._verifier)
                 if fresh is not None:
                     await fresh.start()
             except ConfigError as error:
                 log.error("authentication not reloaded, the old one stays in use", error=str(error))
                 return False
             self._scram = users
-            if keys is not None and isinstance(source, FileKeys):
-                source.use(keys)
-            elif isinstance(source, UrlKeys):
-                source.refresh()
-            if self._tokens is not None:
-                self._tokens.forget()
+            self._tokens = tokens
+            if fetched is not None:
+                fetched.refresh()
+            if tokens is not None:
+                tokens.forget()
             old, self._backend = self._backend, fresh
             self._remembered.clear()
             if old is not None and fresh is not None:
@@ -156,12 +154,6 @@ class Authenticator:
                     await asyncio.wait(tuple(self._checking.values()), timeout=DRAIN_S)
                 await old.stop()
             return True
-
-    def _read_files(self) -> tuple[ScramUsers | None, KeySet | None, Passwords | None]:
-        """Read the configured files; raises ConfigError. The password check is not started."""
-        source = self._tokens.keys if self._tokens is not None else None
-        keys = source.read() if isinstance(source, FileKeys) else None
-        return _scram_users(self._config), keys, self._passwords()
 
     # what the gateway offers
 
@@ -270,7 +262,7 @@ class Authenticator:
             return None
         shown = self._tokens.cached(token)
         if shown is not None:
-            self.accepted()
+            self._counts.accepted_total += 1
         return shown
 
     async def authenticate_token(self, token: str, *, peer: str) -> VerifiedToken | None:
@@ -292,7 +284,7 @@ class Authenticator:
             log.debug("token refused", reason=str(fault), peer=peer)
             await self.wait_refused(address)
             return None
-        self.accepted()
+        self._counts.accepted_total += 1
         return shown
 
     def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
@@ -325,10 +317,6 @@ class Authenticator:
         self._counts.refused_total += 1
         self._counts.throttled_total += 1
 
-    def accepted(self) -> None:
-        """Count a successful exchange."""
-        self._counts.accepted_total += 1
-
     async def wait_refused(self, address: str) -> None:
         """Count a failed exchange and wait until it may be answered.
 
@@ -340,8 +328,6 @@ class Authenticator:
 
     async def _check(self, backend: Passwords, digest: bytes, address: str, credentials: Credentials) -> bool:
         """Ask the plugins, once for all concurrent logins with the same credentials."""
-        if not backend.started:
-            raise RuntimeError("the authenticator was not started")
         while (running := self._checking.get(digest)) is not None:
             known = await asyncio.shield(running)
             if known is not None:
@@ -376,6 +362,14 @@ class Authenticator:
 
         return PluginBackend(plugin_specs(config))
 
+    def _verifier(self) -> TokenVerifier | None:
+        """Create the verifier of tokens, if they are configured; reads the key file."""
+        config = self._config
+        if not config.oauth.enabled:
+            return None
+        claims = tuple(sorted({*claims_in(config), *config.tenants.claims}))
+        return TokenVerifier(config.oauth, claims=claims, clock=self._clock, wall_clock=self._wall_clock)
+
     def _digest(self, user: str, password: bytes | str) -> bytes:
         """Return a keyed hash of both. The key exists only in this process, so the cache reveals no password."""
         name = user.encode("utf-8", "surrogatepass")
@@ -384,8 +378,7 @@ class Authenticator:
 
     def statistics(self) -> AuthenticationStatistics:
         """Return the current counts."""
-        source = self._tokens.keys if self._tokens is not None else None
-        keys = source if isinstance(source, UrlKeys) else None
+        keys = None if self._tokens is None else self._tokens.fetched
         return msgspec.structs.replace(
             self._counts,
             waiting=self._turns.waiting,
@@ -423,7 +416,7 @@ class Exchange:
             return Continue(b"")  # RFC 4422 part 3: an empty challenge asks for the initial response
         step = await self._step(data or b"")
         if isinstance(step, Done):
-            self._authenticator.accepted()
+            self._authenticator._counts.accepted_total += 1
         elif isinstance(step, Failed):
             await self._authenticator.wait_refused(self._address)
             if step.challenge:

@@ -105,33 +105,16 @@ WAIT_LIMIT_S: Final = 6.0  # for a fetch and for parsing the result
 WAITING_LIMIT: Final = 1024  # logins that wait for a fetch; each holds a token in memory
 
 
-class FileKeys:
-    """Keys from a file."""
-
-    def __init__(self, path: Path, algorithms: Sequence[str]) -> None:
-        """Read the file; raises ConfigError if it cannot be used."""
-        self._path = path
-        self._algorithms = algorithms
-        self._keys = self.read()
-
-    def read(self) -> KeySet:
-        """Read the file again and return its keys; raises ConfigError if it cannot be used."""
-        key = "security.oauth.jwks_file"
-        try:
-            with self._path.open("rb") as file:
-                return parse_jwks(file.read(DOCUMENT_LIMIT + 1), self._algorithms)
-        except OSError as error:
-            raise ConfigError(f"{key}: {self._path}: {error.strerror}") from error
-        except ValueError as error:
-            raise ConfigError(f"{key}: {self._path}: {error}") from error
-
-    def use(self, keys: KeySet) -> None:
-        """Trust these keys from now on."""
-        self._keys = keys
-
-    async def find(self, kid: str | None, algorithm: str) -> PyJWK | None:
-        """Return the issuer's key with this id, or None."""
-        return self._keys.find(kid, algorithm)
+def read_keys(path: Path, algorithms: Sequence[str]) -> KeySet:
+    """Read `security.oauth.jwks_file`; raises ConfigError if it cannot be used."""
+    key = "security.oauth.jwks_file"
+    try:
+        with path.open("rb") as file:
+            return parse_jwks(file.read(DOCUMENT_LIMIT + 1), algorithms)
+    except OSError as error:
+        raise ConfigError(f"{key}: {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{key}: {path}: {error}") from error
 
 
 class UrlKeys:

@@ -422,11 +422,6 @@ async def test_no_password_is_ever_told(
         assert not errors
 
 
-async def test_asking_before_the_start_is_our_mistake() -> None:
-    with pytest.raises(RuntimeError, match="not started"):
-        await Authenticator(with_plugin()).authenticate_password("ann", SECRET, peer=PEER)
-
-
 @pytest.mark.parametrize(
     ("peercert", "name"),
     [
