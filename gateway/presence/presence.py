@@ -17,7 +17,7 @@ import structlog
 from gateway.fence import Fence
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.state import StateTopic, StateTopics
+from gateway.kafka.state import StateTopics
 from gateway.presence.ledger import TOMBSTONE, Ledger, Present
 from gateway.presence.records import DESCRIPTION, Ended
 from gateway.statistics import counter, gauge
@@ -55,14 +55,16 @@ class Presence:
         topic: str,
         owner: str,  # name of this process
         publisher: Publisher,
+        state: StateTopics,
         *,
+        on_valid: Callable[[Received], None],  # gets each key's valid records
         keep_offline_s: int,
         wall_clock: Callable[[], int],  # epoch milliseconds
         is_alive: Callable[[str], bool],  # this and the next two: see `Ledger`
         is_dead: Callable[[str], bool],
         takes_over: Callable[[str], bool],
     ) -> None:
-        """Writes wait until the topic is loaded."""
+        """Open the topic in `state`, which is not started yet; writes wait until it is loaded."""
         self.topic = topic
         self.ledger = Ledger(owner, is_alive=is_alive, is_dead=is_dead, takes_over=takes_over)
         self._headers = ((GW_OWNER, owner.encode()), *DESCRIPTION)
@@ -71,19 +73,13 @@ class Presence:
         self._fence.listen(self._frozen)
         self._keep_ms = keep_offline_s * 1000
         self._wall_clock = wall_clock
-        self._on_valid: Callable[[Received], None]
-        self._table: StateTopic
-        self._state: StateTopics
+        self._on_valid = on_valid
+        self._state = state
+        self._table = state.open(topic, self._apply, self._restarted, readable=True)
         self._in_flight = 0
         self._written = 0
         self._scheduled = False
         self._warned = False
-
-    def bind(self, state: StateTopics, on_valid: Callable[[Received], None]) -> None:
-        """Open the topic in `state`, which is not started yet; `on_valid` gets each key's valid records."""
-        self._state = state
-        self._on_valid = on_valid
-        self._table = state.open(self.topic, self._apply, self._restarted, readable=True)
 
     # for the protocols
 
