@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -18,9 +18,8 @@ from gateway.fence import Fence
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
-from gateway.presence.ledger import TOMBSTONE, Ledger, Present
+from gateway.presence.ledger import TOMBSTONE, Ledger, PresenceStatistics, Present
 from gateway.presence.records import DESCRIPTION, Ended
-from gateway.statistics import counter, gauge
 from gateway.turns import in_turns
 from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, Received, text_of
@@ -31,20 +30,6 @@ IN_FLIGHT: Final = 5000  # maximum number of unanswered records; beyond it only 
 AGAIN_S: Final = 1.0  # delay before a refused write is repeated
 SWEEP_S: Final = 60.0
 CLOSING_S: Final = 3.0
-
-
-class PresenceStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of this gateway's view of the presence topic, for the metrics."""
-
-    online: Annotated[int, gauge("clients that are connected here")]
-    known: Annotated[int, gauge("clients in the presence topic, of all gateways")]
-    waiting: Annotated[int, gauge("clients whose state waits to be written")]
-    written_total: Annotated[int, counter("records written")]
-    takeovers_total: Annotated[int, counter("connections closed, since their client had connected to another gateway")]
-    deaths_total: Annotated[int, counter("clients of dead gateways that were reported as offline")]
-    mended_total: Annotated[int, counter("records written again because an outdated one followed them")]
-    forgotten_total: Annotated[int, counter("short connections not reported because Kafka did not answer")]
-    invalid_total: Annotated[int, counter("invalid records in the topic")]
 
 
 class Presence:
@@ -149,7 +134,7 @@ class Presence:
         """Process a record of the topic (contract: `gateway.kafka.state.Apply`)."""
         key = text_of(record.key)
         if not key or record.value == TOMBSTONE:
-            self.ledger.invalid += 1
+            self.ledger.counts.invalid_total += 1
             return
         own = bool(record.headers) and record.headers[0] == self._headers[0]
         if self.ledger.apply(key, record.value, own=own):
@@ -196,14 +181,10 @@ class Presence:
     def statistics(self) -> PresenceStatistics:
         """Return a snapshot for the metrics."""
         ledger = self.ledger
-        return PresenceStatistics(
+        return msgspec.structs.replace(
+            ledger.counts,
             online=ledger.online,
             known=len(ledger.known),
             waiting=len(ledger.due),
             written_total=self._written,
-            takeovers_total=ledger.takeovers,
-            deaths_total=ledger.deaths,
-            mended_total=ledger.mended,
-            forgotten_total=ledger.forgotten,
-            invalid_total=ledger.invalid,
         )

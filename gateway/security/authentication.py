@@ -158,11 +158,6 @@ class Authenticator:
     # what the gateway offers
 
     @property
-    def checks_passwords(self) -> bool:
-        """Whether passwords can be checked."""
-        return self._backend is not None
-
-    @property
     def takes_tokens(self) -> bool:
         """Whether bearer tokens are accepted."""
         return self._tokens is not None
@@ -176,7 +171,7 @@ class Authenticator:
             mechanisms += self._scram.mechanisms
         if self.takes_tokens:
             mechanisms += BEARER_MECHANISMS
-        if self.checks_passwords:
+        if self._backend is not None:
             mechanisms.append("PLAIN")
         if self._config.allow_anonymous:
             mechanisms.append("ANONYMOUS")

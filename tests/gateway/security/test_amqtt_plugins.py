@@ -212,4 +212,4 @@ async def test_a_plugin_that_does_not_start_stops_the_start() -> None:
 
 def test_plugins_are_read_from_the_configuration_file() -> None:
     parsed = TypeAdapter(SecurityConfig).validate_python({"plugins": {HTTP: {"host": "127.0.0.1", "port": 1}}})
-    assert Authenticator(parsed).checks_passwords
+    assert "PLAIN" in Authenticator(parsed).offers()
