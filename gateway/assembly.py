@@ -323,14 +323,14 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         new_session_id=partial(secrets.token_hex, 6),
         follow=lambda client_id: state.read_to_end(SESSIONS, client_id.encode()),
         elsewhere=lambda client_id: (
-            None if presence is None else presence.principal_elsewhere(f"{MQTT_CLIENT}/{client_id}")
+            None if presence is None else presence.ledger.principal_elsewhere(f"{MQTT_CLIENT}/{client_id}")
         ),
     )
 
     async def read_to_end() -> None:
         await state.read_to_end(SESSIONS)
         if presence is not None:
-            await presence.read_to_end()
+            await state.read_to_end(presence.topic)
 
     owners_died = presence.report_dead if presence is not None else lambda: None
     upkeep = Upkeep(sessions, recovery, opening.ready, read_to_end, log.publisher.fence, owners_died=owners_died)

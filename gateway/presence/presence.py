@@ -78,10 +78,6 @@ class Presence:
         self.ledger.leave(key, connection, ended, self._wall_clock())
         self._schedule()
 
-    def principal_elsewhere(self, key: str) -> str | None:
-        """Return the principal connected under a key at another gateway, or None."""
-        return self.ledger.principal_elsewhere(key)
-
     # writing
 
     def _schedule(self) -> None:
@@ -146,10 +142,6 @@ class Presence:
         log.warning("the presence topic was recreated", topic=self.topic, partition=partition)
         self.ledger.restarted(lambda key: self._table.partition_of(key.encode()) == partition)
         self._schedule()
-
-    async def read_to_end(self) -> None:
-        """Wait until all records stored so far are read; raise Refused if Kafka does not answer."""
-        await self._state.read_to_end(self.topic)
 
     # other gateways, and periodic work
 

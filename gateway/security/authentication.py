@@ -13,8 +13,8 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Final
 
 import msgspec
 import structlog
@@ -26,7 +26,7 @@ from gateway.security.bearer import BearerServer
 from gateway.security.credentials import CHECKS_AT_ONCE, WORKERS, Credentials, Passwords
 from gateway.security.exchange import Continue, Done, Failed, Step
 from gateway.security.fair_queue import Busy, FairQueue, Unavailable
-from gateway.security.identity import ANONYMOUS, Identity, common_name, is_principal
+from gateway.security.identity import ANONYMOUS, Identity, is_principal
 from gateway.security.kafka_passwords import KafkaPasswords
 from gateway.security.scram import ScramServer
 from gateway.security.throttle import Throttle, address_of
@@ -155,49 +155,12 @@ class Authenticator:
                 await old.stop()
             return True
 
-    # what the gateway offers
-
     @property
-    def takes_tokens(self) -> bool:
-        """Whether bearer tokens are accepted."""
-        return self._tokens is not None
-
-    def offers(self, *, certificate: bool = False) -> tuple[str, ...]:
-        """Return the SASL mechanisms to announce, best first. `certificate`: the client has a verified certificate."""
-        mechanisms: list[str] = []
-        if certificate:
-            mechanisms.append("EXTERNAL")
-        if self._scram is not None:
-            mechanisms += self._scram.mechanisms
-        if self.takes_tokens:
-            mechanisms += BEARER_MECHANISMS
-        if self._backend is not None:
-            mechanisms.append("PLAIN")
-        if self._config.allow_anonymous:
-            mechanisms.append("ANONYMOUS")
-        return tuple(mechanisms)
+    def scram_mechanisms(self) -> tuple[str, ...]:
+        """The SCRAM mechanisms for which there are users, best first."""
+        return () if self._scram is None else self._scram.mechanisms
 
     # logins
-
-    def anonymous(self) -> Identity | None:
-        """Return the identity of a client without credentials, or None if it must log in."""
-        return ANONYMOUS if self._config.allow_anonymous else None
-
-    def identify_certificate(self, peercert: Mapping[str, Any] | None) -> Identity | None:
-        """Return the identity in a verified certificate: its common name, else its first alternative name.
-
-        `peercert` is `SSLObject.getpeercert()` from our own context, which returns content only after verification.
-
-        Returns:
-            None if there is no certificate or no usable name in it.
-        """
-        if not peercert:
-            return None
-        name = common_name(peercert)
-        if name is None:
-            alternatives = peercert.get("subjectAltName", ())
-            name = next((value for kind, value in alternatives if kind in ("DNS", "email", "URI")), "")
-        return Identity(name, "certificate") if is_principal(name) else None
 
     async def authenticate_password(
         self, user: str, password: bytes | str, *, peer: str, client_id: str = ""
@@ -239,7 +202,7 @@ class Authenticator:
     def cached_password(self, user: str, password: bytes | str) -> Identity | None:
         """Like `authenticate_password`, but only from memory. Returns None if a lookup is needed or the login fails."""
         if self._backend is None:
-            return self.anonymous()
+            return ANONYMOUS if self._config.allow_anonymous else None
         digest = self._digest(user, password)
         expires = self._remembered.get(digest)
         if expires is None:

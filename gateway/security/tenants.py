@@ -66,9 +66,11 @@ class Tenants:
 
     def assigner(self, listener: str) -> AssignTenant:
         """Return the function that assigns tenants to the clients of a listener."""
-        return partial(self._assign, listener) if self._sources else _without_tenant
+        return partial(self._assign, listener)
 
     def _assign(self, listener: str, identity: Identity, peercert: Mapping[str, Any] | None) -> Identity:
+        if not self._sources:
+            return identity
         try:
             tenant = self._find(identity, peercert, listener)
         except NoTenantError:
@@ -103,11 +105,6 @@ class Tenants:
     def statistics(self) -> TenantsStatistics:
         """Return the current counts."""
         return TenantsStatistics(len(self._logins), dict(self._logins), self._refused)
-
-
-def _without_tenant(identity: Identity, _peercert: Mapping[str, Any] | None) -> Identity:
-    """Return the identity unchanged: there are no tenants."""
-    return identity
 
 
 def _names(kind: str, what: str, identity: Identity, cert: Mapping[str, Any] | None, listener: str) -> Sequence[str]:

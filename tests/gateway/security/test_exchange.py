@@ -17,6 +17,7 @@ from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.identity import Identity
 from gateway.security.scram import derive
 from gateway.security.user_files import scram_line
+from tests.support.listeners import entrance
 
 PEER = "192.0.2.1:50000"
 MECHANISM = "SCRAM-SHA-256"
@@ -150,12 +151,12 @@ async def test_the_user_that_is_expected(scram_file: Path) -> None:
 
 def test_only_mechanisms_that_somebody_has_are_offered(scram_file: Path) -> None:
     authenticator = make(scram_file)
-    assert authenticator.offers() == (MECHANISM,)
-    assert authenticator.offers(certificate=True) == ("EXTERNAL", MECHANISM)
+    assert entrance(authenticator).offers() == (MECHANISM,)
+    assert entrance(authenticator).offers(certificate=True) == ("EXTERNAL", MECHANISM)
     assert authenticator.exchange("SCRAM-SHA-512", peer=PEER) is None
     assert authenticator.exchange("PLAIN", peer=PEER) is None
     scram_file.write_text(line("ann", "secret") + line("ann", "secret", "SCRAM-SHA-512"))
-    assert make(scram_file, allow_anonymous=True).offers() == ("SCRAM-SHA-512", MECHANISM, "ANONYMOUS")
+    assert entrance(make(scram_file, allow_anonymous=True)).offers() == ("SCRAM-SHA-512", MECHANISM, "ANONYMOUS")
     assert Authenticator(SecurityConfig()).exchange(MECHANISM, peer=PEER) is None
 
 
@@ -163,7 +164,7 @@ async def test_a_password_proves_nothing_where_only_scram_is_served(scram_file: 
     authenticator = make(scram_file)
     await authenticator.start()
     assert await authenticator.authenticate_password("ann", "secret", peer=PEER) is None
-    assert authenticator.anonymous() is None
+    assert entrance(authenticator).anonymous() is None
     await authenticator.stop()
 
 

@@ -23,6 +23,7 @@ from gateway.security.authentication import Authenticator
 from gateway.security.identity import Identity
 from gateway.security.tls import Certificates
 from gateway.settings.listeners import TlsConfig
+from tests.support.listeners import entrance
 
 HOST = "127.0.0.1"
 AUTHORITY = trustme.CA()
@@ -145,7 +146,7 @@ async def test_a_client_certificate_is_an_identity(files: Files, serve: Serve) -
     assert (await visit(port, client_context(unnamed)))[0] == b"welcome\n"
     assert (await visit(port, client_context()))[0] == b"welcome\n"
     authenticator = Authenticator(SecurityConfig())
-    assert [authenticator.identify_certificate(one) for one in seen] == [
+    assert [entrance(authenticator).identify_certificate(one) for one in seen] == [
         Identity("pump-7", "certificate"),
         Identity("pump-8.example", "certificate"),
         None,
