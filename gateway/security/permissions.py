@@ -62,30 +62,6 @@ class GroupRule(msgspec.Struct, frozen=True):
         return group.startswith(self.name) if self.beginning else group == self.name
 
 
-class GroupPermission:
-    """The group rules for one identity."""
-
-    __slots__ = ("_names", "_rules")
-
-    def __init__(self, rules: Sequence[GroupRule], names: Names) -> None:
-        self._rules = rules
-        self._names = names
-
-    def __call__(self, action: GroupAction, group: str) -> bool | None:
-        """Return the decision of the first matching rule. None means no rule matches, so only the group's owner may."""
-        if not self._names.has(group):
-            return False
-        own = self._names.own(group)
-        for rule in self._rules:
-            if rule.action in (WILDCARD, action) and rule.applies_to(group if rule.kafka else own):
-                return rule.allow
-        return None
-
-    def renew(self, rules: Sequence[GroupRule]) -> None:
-        """Replace the rules in place."""
-        self._rules = rules
-
-
 Operation = Literal["create", "delete", "configure", "inspect", "describe"]
 """The parts of the right `admin`, and seeing that a topic exists. Only Kafka's ACLs distinguish them."""
 
