@@ -9,7 +9,6 @@ As in amqtt: every plugin that answers must agree, and at least one must answer.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import enum
 import importlib
 import logging
@@ -165,15 +164,12 @@ class _Worker:
         self._plugins: list[_Plugin] = []
         self._loop = asyncio.new_event_loop()
         # A daemon thread: a plugin that blocks forever must not keep the process alive.
-        self._thread = threading.Thread(target=self._run, name=f"authentication-{number}", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"authentication-{number}", daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def start(self) -> None:
         for spec in self._specs:
@@ -235,7 +231,7 @@ class PluginBackend:
             for number in range(WORKERS):
                 worker = _Worker(number, self._specs)
                 self._workers.append(worker)
-                await asyncio.wrap_future(worker.submit(worker.start()))
+                await worker.run(worker.start())
         except BaseException:
             await self.stop()
             raise
@@ -251,7 +247,7 @@ class PluginBackend:
         worker.pending += 1
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S * max(1, len(self._specs)) + 1.0):
-                return await asyncio.wrap_future(worker.submit(worker.check(credentials)))
+                return await worker.run(worker.check(credentials))
         except TimeoutError:
             return [(spec.key, "no answer in time") for spec in self._specs]
         finally:
@@ -281,7 +277,7 @@ class PluginBackend:
         for worker in workers:
             try:
                 async with asyncio.timeout(STOP_TIMEOUT_S):
-                    await asyncio.wrap_future(worker.submit(worker.stop_plugins()))
+                    await worker.run(worker.stop_plugins())
             except TimeoutError:
                 log.warning("authentication plugins did not stop in time")
             await asyncio.to_thread(worker.end)

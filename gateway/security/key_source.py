@@ -40,22 +40,15 @@ class KeySet:
     Each key is bound to an algorithm when the set is read, so that a token cannot choose another algorithm for it.
     """
 
-    __slots__ = ("_by_algorithm", "_by_name")
+    __slots__ = ("_keys",)
 
     def __init__(self, keys: Iterable[PyJWK]) -> None:
-        self._by_name: dict[tuple[str, str], PyJWK] = {}
-        self._by_algorithm: dict[str, list[PyJWK]] = {}
-        for key in keys:
-            self._by_algorithm.setdefault(key.algorithm_name, []).append(key)
-            if isinstance(key.key_id, str):
-                self._by_name.setdefault((key.key_id, key.algorithm_name), key)
+        self._keys = tuple(keys)
 
     def find(self, kid: str | None, algorithm: str) -> PyJWK | None:
         """Return the key with this id; without an id, the only key of this algorithm."""
-        if kid is not None:
-            return self._by_name.get((kid, algorithm))
-        fitting = self._by_algorithm.get(algorithm, ())
-        return fitting[0] if len(fitting) == 1 else None
+        fitting = [key for key in self._keys if key.algorithm_name == algorithm and kid in (None, key.key_id)]
+        return fitting[0] if fitting and (kid is not None or len(fitting) == 1) else None
 
 
 NO_KEYS: Final = KeySet(())
