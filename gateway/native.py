@@ -13,7 +13,6 @@ EXTENSIONS: Final = (
     "gateway.kafka.publish._native",
     "mapping.amqp._native",
     "mapping.mqtt._native",
-    "mapping.rest._native",
     "protocols.amqp._native",
     "protocols.mqtt._native",
 )
