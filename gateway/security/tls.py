@@ -66,8 +66,11 @@ def _loaded(config: TlsConfig, key: str) -> ssl.SSLContext:
 def _load(context: ssl.SSLContext, config: TlsConfig, key: str) -> None:
     for name in ("cert", "key", "client_ca"):
         path: Path | None = getattr(config, name)
-        if path is not None:
-            _check_readable(f"{key}{name}", path)
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise ConfigError(f"{key}{name}: cannot read {path}: {error.strerror}") from None
 
     def no_password() -> str:
         # Without this callback OpenSSL would ask on the terminal and block the event loop.
@@ -85,11 +88,3 @@ def _load(context: ssl.SSLContext, config: TlsConfig, key: str) -> None:
             raise ConfigError(f"{key}client_ca: {error.reason or 'not PEM'}") from None
         required = config.require_client_cert
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
-
-
-def _check_readable(key: str, path: Path) -> None:
-    try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
