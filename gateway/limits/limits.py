@@ -104,11 +104,7 @@ class Limits:
     """The limits of all clients."""
 
     def __init__(self, config: LimitsConfig, clock: Callable[[], float], listeners: Iterable[str]) -> None:
-        """`clock` returns monotonic seconds; `listeners` are the names that rules may use.
-
-        Raises:
-            ConfigError: a rule names an unknown listener.
-        """
+        """`clock` returns monotonic seconds. Raises ConfigError if a rule names none of `listeners`."""
         known = set(listeners)
         for number, rule in enumerate(config.rules):
             if rule.listener is not None and rule.listener not in known:

@@ -91,11 +91,7 @@ class ListedRules:
     """The rules of `security.access` as an `authorization.Rulebook`."""
 
     def __init__(self, rules: Sequence[AccessRule]) -> None:
-        """Compile the rules.
-
-        Raises:
-            ConfigError: a rule is not valid; the text names `security.access[i]`.
-        """
+        """Compile the rules; raises ConfigError, which names `security.access[i]`, if one is not valid."""
         self._by_principal: dict[str, list[tuple[int, Template]]] = {}
         self.everything = all(rule.group is not None for rule in rules)  # there are no topic rules
         self.by_client_id = False

@@ -52,11 +52,7 @@ class AclSource:
     """
 
     def __init__(self, config: SecurityConfig, access: AccessList, *, clock: Callable[[], float]) -> None:
-        """Validate the settings; `run` reads the ACLs. `clock` returns monotonic seconds.
-
-        Raises:
-            ConfigError: `security.access_principal` is not valid.
-        """
+        """Validate the settings (raises ConfigError); `run` reads the ACLs. `clock` returns monotonic seconds."""
         self.enabled = config.access_source == "kafka"
         self._principal = principal_template(config)
         self._everyone = config.allow_everyone_if_no_acl_found

@@ -54,8 +54,7 @@ class PluginSpec(msgspec.Struct, frozen=True):
 def plugin_specs(security: SecurityConfig) -> list[PluginSpec]:
     """Import the configured plugins and check their configuration.
 
-    Raises:
-        ConfigError: a plugin cannot be used; the text names the setting, never a configured value.
+    Raises ConfigError, which names the setting but never a configured value, if a plugin cannot be used.
     """
     specs: list[PluginSpec] = []
     if security.password_file is not None:

@@ -193,10 +193,9 @@ class AccessList:
         return [] if self._listed is None else self._listed.doubtful(self._mapping)
 
     def for_client(self, identity: Identity, client_id: str | None = None, *, peer: str = "") -> Grant:
-        """Return the rights of a client at `peer`. Its connections share them unless rules depend on the client id.
+        """Return the rights of a client at `peer`; raises Unavailable while no rules are loaded.
 
-        Raises:
-            Unavailable: no rules are loaded yet.
+        Its connections share them unless rules depend on the client id.
         """
         book = self._book
         if book is None:

@@ -177,11 +177,7 @@ class AclBook:
 
 
 def principal_template(config: SecurityConfig) -> str | Slot:
-    """Parse and validate `security.access_principal`.
-
-    Raises:
-        ConfigError: the template would not tell clients apart.
-    """
+    """Parse `security.access_principal`; raises ConfigError if the template would not tell clients apart."""
     where = "security.access_principal"
     template = parse(config.access_principal, where)
     if not isinstance(template, Slot) or not config.access_principal.startswith("User:"):

@@ -55,10 +55,9 @@ NO_KEYS: Final = KeySet(())
 
 
 def parse_jwks(document: bytes, algorithms: Iterable[str]) -> KeySet:
-    """Parse a key set. Keys that none of `algorithms` can use are skipped: an issuer may have them for other services.
+    """Parse a key set; raises ValueError if it is none, or has no usable key.
 
-    Raises:
-        ValueError: not a key set, or no usable key.
+    Keys that none of `algorithms` can use are skipped: an issuer may have them for other services.
     """
     if len(document) > DOCUMENT_LIMIT:
         raise ValueError(f"it has more than {DOCUMENT_LIMIT} bytes")

@@ -29,8 +29,7 @@ class Certificates:
     def context(self, config: TlsConfig | None, key: str = "security.tls_") -> ssl.SSLContext | None:
         """Return the context for a listener; None means no TLS.
 
-        Raises:
-            ConfigError: a file cannot be used; the text names its setting, which begins with `key`.
+        Raises ConfigError, which names the setting (it begins with `key`), if a file cannot be used.
         """
         if config is None:
             return None
