@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -124,7 +123,7 @@ class ListedRules:
         known = self._fixed.get(named)
         if known is not None:
             return known
-        found = sorted(itertools.chain.from_iterable(self._by_principal[name] for name in named), key=_number)
+        found = sorted(itertools.chain.from_iterable(self._by_principal[name] for name in named))
         topics: list[Rule] = []
         groups: list[GroupRule] = []
         for _, template in found:
@@ -145,9 +144,6 @@ class ListedRules:
 
 def _is_target(level: str | Slot, mapping: Rules) -> bool:
     return isinstance(level, str) and level not in (ANY, ONE) and mapping.is_target(level)
-
-
-_number = operator.itemgetter(0)
 
 
 def _group_template(rule: AccessRule, number: int) -> _GroupTemplate:

@@ -253,22 +253,18 @@ class PluginBackend:
             worker.pending -= 1
 
     def _decide(self, answers: Sequence[tuple[str, bool | str | None]]) -> bool:
-        agreed = False
-        refused = False
+        verdicts = []
         for key, answer in answers:
             if isinstance(answer, str):
                 self.errors += 1
-                refused = True
                 if self._failing.get(key) != answer:
                     self._failing[key] = answer
                     log.error("authentication plugin failed, logins are refused", key=key, error=answer)
-                continue
-            if self._failing.pop(key, None) is not None:
+            elif self._failing.pop(key, None) is not None:
                 log.info("authentication plugin answers again", key=key)
             if answer is not None:
-                agreed = agreed or answer
-                refused = refused or not answer
-        return agreed and not refused
+                verdicts.append(answer is True)
+        return bool(verdicts) and all(verdicts)
 
     async def stop(self) -> None:
         """Close the plugins and end their threads."""
