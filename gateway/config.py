@@ -47,7 +47,7 @@ from gateway.settings.security import (
     ObserveConfig,
     SecurityConfig,
 )
-from gateway.settings.values import MEBIBYTE, Address, ConfigError, Section
+from gateway.settings.values import MEBIBYTE, Address, ConfigError
 
 PREFIX: Final = "TRIVIUM_"
 DELIMITER: Final = "__"
@@ -102,7 +102,6 @@ __all__ = [
     "AddressRule",
     "Algorithm",
     "AmqpConfig",
-    "AuditConfig",
     "BudgetConfig",
     "Config",
     "ConfigError",
@@ -113,14 +112,11 @@ __all__ = [
     "KafkaConfig",
     "LimitRule",
     "LimitsConfig",
-    "ListenerConfig",
     "LogConfig",
     "ManagementConfig",
     "MqttConfig",
     "OauthConfig",
     "ObserveConfig",
-    "PresenceConfig",
-    "Section",
     "SecurityConfig",
     "load",
 ]

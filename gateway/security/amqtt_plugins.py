@@ -125,7 +125,6 @@ class _Plugin:
         self.key = spec.key
         self._plugin = spec.plugin(context)
         self._users = spec.users
-        self._decoy = next(iter(spec.users.values()), None) if spec.users else None
         self._escape = spec.plugin.__module__ == LDAP_MODULE
 
     async def start(self) -> None:
@@ -142,9 +141,9 @@ class _Plugin:
         session.client_id = credentials.client_id
         session.remote_address = credentials.peer
         answer = await self._plugin.authenticate(session=session)
-        if self._decoy is not None and self._users is not None and credentials.user not in self._users:
+        if self._users and credentials.user not in self._users:
             # Hash for an unknown name too, or the response time would reveal which names exist.
-            self._plugin.pwd_hasher.verify(credentials.password, self._decoy)
+            self._plugin.pwd_hasher.verify(credentials.password, next(iter(self._users.values())))
         return None if answer is None else bool(answer)
 
     async def stop(self) -> None:

@@ -127,17 +127,11 @@ class Grant:
 
 
 class Rulebook(Protocol):
-    """A source of rules.
+    """A source of rules."""
 
-    Attributes:
-        everything: there are no topic rules, so every client may do everything.
-        by_client_id: rules depend on the client id.
-        by_certificate: rules depend on the client's certificate in addition to the identity.
-    """
-
-    everything: bool
-    by_client_id: bool
-    by_certificate: bool
+    everything: bool  # there are no topic rules, so every client may do everything
+    by_client_id: bool  # rules depend on the client id
+    by_certificate: bool  # rules depend on the client's certificate in addition to the identity
 
     def rules_for(self, identity: Identity, client_id: str | None, host: str) -> ClientRules:
         """Return the rules that apply to one client connecting from `host`."""
