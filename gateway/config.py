@@ -26,12 +26,10 @@ from pydantic_settings import (
 
 from gateway.secret import is_secret_name
 from gateway.settings.kafka import BudgetConfig, EmbeddedConfig, KafkaConfig, MappingConfig
-from gateway.settings.limits import LimitRule, LimitsConfig
+from gateway.settings.limits import LimitsConfig
 from gateway.settings.listeners import ListenerConfig
 from gateway.settings.protocols import (
-    AddressRule,
     AmqpConfig,
-    ConsumerDefaults,
     DrainConfig,
     HttpConfig,
     ManagementConfig,
@@ -40,7 +38,6 @@ from gateway.settings.protocols import (
 )
 from gateway.settings.security import (
     AccessRule,
-    Algorithm,
     AuditConfig,
     LogConfig,
     OauthConfig,
@@ -99,18 +96,14 @@ __all__ = [
     "MEBIBYTE",
     "AccessRule",
     "Address",
-    "AddressRule",
-    "Algorithm",
     "AmqpConfig",
     "BudgetConfig",
     "Config",
     "ConfigError",
-    "ConsumerDefaults",
     "DrainConfig",
     "EmbeddedConfig",
     "HttpConfig",
     "KafkaConfig",
-    "LimitRule",
     "LimitsConfig",
     "LogConfig",
     "ManagementConfig",

@@ -128,13 +128,8 @@ class Limits:
     ) -> ClientLimits | None:
         """Count a client that has logged in at a listener. Anonymous clients are identified by `address`.
 
-        `former` are the limits of a connection that closes when this one is admitted.
-
-        Returns:
-            The client's limits, or None if there are no rules.
-
-        Raises:
-            LimitExceeded: the client may not connect; nothing was counted.
+        `former` are the limits of a connection that closes when this one is admitted. Returns None if there are no
+        rules. Raises LimitExceeded if the client may not connect; then nothing was counted.
         """
         if not self._kinds:
             return None

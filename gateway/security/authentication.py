@@ -162,10 +162,7 @@ class Authenticator:
 
         Without a plugin or password file no password can be checked. The client is then anonymous if that is allowed
         (as with other brokers) and never gets the claimed name. `user` is SASL PLAIN's authentication identity, `peer`
-        the client's `host:port`; failures are counted per host.
-
-        Returns:
-            None if the login is refused.
+        the client's `host:port`; failures are counted per host. Returns None if the login is refused.
 
         Raises:
             Busy: not checked: too many attempts wait, from this address or in total.

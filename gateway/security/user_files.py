@@ -91,15 +91,11 @@ class ScramUsers:
 
     def credential(self, mechanism: str, name: str) -> ScramCredential:
         """Return the credential of a prepared name, or a made-up one if there is no such user."""
-        known = self._credentials.get((mechanism, name))
-        # Computed in any case, so that the response time does not reveal which names exist.
-        made_up = self._made_up(mechanism, name)
-        return made_up if known is None else known
-
-    def _made_up(self, mechanism: str, name: str) -> ScramCredential:
+        # Made up in any case, so that the response time does not reveal which names exist.
         size, length = digest_size(mechanism), len(self._pattern.salt)
         made = hashlib.shake_256(self._secret + f"{mechanism}\0{name}".encode()).digest(length + 2 * size)
-        return ScramCredential(self._pattern.iterations, made[:length], made[length:-size], made[-size:])
+        made_up = ScramCredential(self._pattern.iterations, made[:length], made[length:-size], made[-size:])
+        return self._credentials.get((mechanism, name), made_up)
 
 
 def read_scram_file(path: Path, key: str) -> ScramUsers:
