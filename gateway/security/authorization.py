@@ -156,10 +156,8 @@ class AccessList:
         """Compile the rules. With None there are no rules, and therefore no grants, before `use`.
 
         `mapping` maps MQTT topics to Kafka; None is the default mapping. With `partial`, an MQTT filter that is
-        partly denied is granted, and the denied messages are not delivered. `tenancy` gives each tenant's names.
-
-        Raises:
-            ConfigError: a rule is not valid; the text names `security.access[i]`.
+        partly denied is granted, and the denied messages are not delivered. `tenancy` gives each tenant's names. Raises
+        ConfigError as `ListedRules` does.
         """
         self._mapping = mapping if mapping is not None else Rules()
         self._partial = partial
