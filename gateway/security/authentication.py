@@ -125,9 +125,10 @@ class Authenticator:
             fetched = None if tokens is None else tokens.fetched
             try:
                 # In a thread: a hundred thousand users take half a second.
-                users, fresh = await asyncio.to_thread(lambda: (_scram_users(self._config), self._passwords()))
+                users = await asyncio.to_thread(_scram_users, self._config)
                 if fetched is None:
                     tokens = await asyncio.to_thread(self._verifier)
+                fresh = await asyncio.to_thread(self._passwords)
                 if fresh is not None:
                     await fresh.start()
             except ConfigError as error:
