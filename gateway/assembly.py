@@ -427,9 +427,9 @@ def open_audit(process: Process, log: Log, gateway: str) -> Callable[[], None]:
     if config.audit.file is not None:
         file = FileSink(config.audit.file, audit, process.spawn)
         process.stack.push_async_callback(file.stop)
-        sinks.append(file)
+        sinks.append(file.write)
     if config.audit.topic is not None:
-        sinks.append(TopicSink(config.audit.topic, audit, log.publisher, log.topics))
+        sinks.append(TopicSink(config.audit.topic, audit, log.publisher, log.topics).write)
     audit.begin(gateway, tuple(sinks), Redactor(secrets_in(config)))
     process.stack.callback(audit.end)
     return _nothing if file is None else file.reopen

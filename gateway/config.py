@@ -26,12 +26,10 @@ from pydantic_settings import (
 
 from gateway.secret import is_secret_name
 from gateway.settings.kafka import BudgetConfig, EmbeddedConfig, KafkaConfig, MappingConfig
-from gateway.settings.limits import LimitRule, LimitsConfig
+from gateway.settings.limits import LimitsConfig
 from gateway.settings.listeners import ListenerConfig
 from gateway.settings.protocols import (
-    AddressRule,
     AmqpConfig,
-    ConsumerDefaults,
     DrainConfig,
     HttpConfig,
     ManagementConfig,
@@ -40,14 +38,13 @@ from gateway.settings.protocols import (
 )
 from gateway.settings.security import (
     AccessRule,
-    Algorithm,
     AuditConfig,
     LogConfig,
     OauthConfig,
     ObserveConfig,
     SecurityConfig,
 )
-from gateway.settings.values import MEBIBYTE, Address, ConfigError, Section
+from gateway.settings.values import MEBIBYTE, Address, ConfigError
 
 PREFIX: Final = "TRIVIUM_"
 DELIMITER: Final = "__"
@@ -99,28 +96,20 @@ __all__ = [
     "MEBIBYTE",
     "AccessRule",
     "Address",
-    "AddressRule",
-    "Algorithm",
     "AmqpConfig",
-    "AuditConfig",
     "BudgetConfig",
     "Config",
     "ConfigError",
-    "ConsumerDefaults",
     "DrainConfig",
     "EmbeddedConfig",
     "HttpConfig",
     "KafkaConfig",
-    "LimitRule",
     "LimitsConfig",
-    "ListenerConfig",
     "LogConfig",
     "ManagementConfig",
     "MqttConfig",
     "OauthConfig",
     "ObserveConfig",
-    "PresenceConfig",
-    "Section",
     "SecurityConfig",
     "load",
 ]

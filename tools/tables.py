@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from gateway.amqp.counters import AmqpStatistics
 from gateway.audit.trail import AuditStatistics
-from gateway.config import Config, LimitRule
+from gateway.config import Config
 from gateway.drain import DrainStatistics
 from gateway.embedded.open_files import Statistics as OpenFiles
 from gateway.failures import FailureStatistics
@@ -54,6 +54,7 @@ from gateway.security.acl_source import AclStatistics
 from gateway.security.authentication import AuthenticationStatistics
 from gateway.security.group_names import GroupNamesStatistics
 from gateway.security.tenants import TenantsStatistics
+from gateway.settings.limits import LimitRule
 from gateway.settings.listeners import ListenerConfig, TlsConfig
 from spark_sinks.spec import audit, backfill, jobs, parts, replays
 from spark_sinks.spec.values import AGGREGATES

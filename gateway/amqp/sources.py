@@ -28,9 +28,9 @@ from typing import Final
 import msgspec
 
 from gateway.amqp.filters import Condition, Filters, both, read_filters
-from gateway.config import AddressRule
 from gateway.kafka.read.start_positions import Place, Start
 from gateway.security.filters import matches
+from gateway.settings.protocols import AddressRule
 from mapping.amqp.addresses import GROUP_LIMIT, AddressError, SourceAddress, is_plain, parse_source
 from mapping.record import Received
 from mapping.tenants import Names

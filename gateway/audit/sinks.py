@@ -77,7 +77,15 @@ class FileSink:
                 try:
                     await asyncio.to_thread(self._append, lines, reopen=reopens)
                 except OSError as error:
-                    self._failed(error, len(lines))
+                    self._audit.counts.write_errors_total += 1
+                    self._audit.counts.dropped_total += len(lines)
+                    if self._repeats.suppressed() is not None:
+                        log.error(
+                            "the audit file cannot be written",
+                            file=str(self._path),
+                            reason=error.strerror,
+                            lines=len(lines),
+                        )
                 self._size -= size
         finally:
             self._writing = None
@@ -100,12 +108,6 @@ class FileSink:
             os.close(self._file)
             self._file = -1  # reopened for the next lines
             raise
-
-    def _failed(self, error: OSError, lines: int) -> None:
-        self._audit.counts.write_errors_total += 1
-        self._audit.counts.dropped_total += lines
-        if self._repeats.suppressed() is not None:
-            log.error("the audit file cannot be written", file=str(self._path), reason=error.strerror, lines=lines)
 
     async def stop(self) -> None:
         """Write the remaining lines, for at most `LAST_S` seconds, and close the file."""

@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -70,12 +70,8 @@ class AuditStatistics(msgspec.Struct):
     write_errors_total: Annotated[int, counter("failed writes to the audit file")] = 0
 
 
-class Sink(Protocol):
-    """A destination of lines."""
-
-    def write(self, line: bytes) -> bool:
-        """Accept a line without waiting. Returns False if the line is lost."""
-        ...
+Sink = Callable[[bytes], bool]
+"""Accepts a line without waiting. Returns False if the line is lost."""
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -239,7 +235,7 @@ class Audit:
         line = self._redactor.clean(msgspec.json.encode(entry).decode()).encode()
         self.counts.lines_total += 1
         for sink in self._sinks:
-            if not sink.write(line):
+            if not sink(line):
                 self.counts.dropped_total += 1
 
     def statistics(self) -> AuditStatistics:

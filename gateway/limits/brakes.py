@@ -148,10 +148,7 @@ class Pace:
         """Grant up to `most` messages of about `mean` bytes and charge them in advance.
 
         Their bytes are not charged: `spend` these. At the brakes in `turns` it is the caller's turn, so other waiters
-        there do not count.
-
-        Returns:
-            A number above 0, or else the brake that is in debt or has other waiters.
+        there do not count. Returns a number above 0, or else the brake that is in debt or has other waiters.
         """
         now = self._clock()
         for brake in self.brakes:

@@ -56,7 +56,7 @@ class LimitExceeded(Exception):  # noqa: N818 - an answer, not a failure
 class Share:
     """The state of a rule's limits, shared by all clients with the same key or used by one connection."""
 
-    __slots__ = ("_connects", "_rule", "connections", "incoming", "key", "outgoing")
+    __slots__ = ("_connects", "connections", "incoming", "key", "outgoing", "rule")
 
     def __init__(self, rule: LimitRule, key: Key | None, burst_s: float, clock: Callable[[], float]) -> None:
         """Start without connections or debts."""
@@ -64,7 +64,7 @@ class Share:
         reason, outgoing_reason = _REASONS[rule.per]
         self.key = key
         self.connections = 0
-        self._rule = rule
+        self.rule = rule
         self._connects: Bucket | None = None
         if rule.connects_per_s:
             self._connects = Bucket(rule.connects_per_s, max(1.0, rule.connects_per_s * burst_s), now)
@@ -77,14 +77,9 @@ class Share:
             limit = RateLimit(rule.out_messages_per_s, rule.out_bytes_per_s, burst_s, now)
             self.outgoing = Brake(limit, outgoing_reason, OUT_AHEAD_S, clock)
 
-    @property
-    def per(self) -> Per:
-        """The `per` of its rule."""
-        return self._rule.per
-
     def check(self, now: float, *, replacing: bool) -> None:
         """Raise LimitExceeded if no more may connect. `replacing`: one of its connections is about to close."""
-        rule = self._rule
+        rule = self.rule
         if rule.connections and self.connections >= rule.connections + replacing:
             raise LimitExceeded("connections", rule.per, FULL_RETRY_S)
         if self._connects is not None and (wait_s := self._connects.wait_s(now, 1.0)) > 0:
@@ -109,11 +104,7 @@ class Limits:
     """The limits of all clients."""
 
     def __init__(self, config: LimitsConfig, clock: Callable[[], float], listeners: Iterable[str]) -> None:
-        """`clock` returns monotonic seconds; `listeners` are the names that rules may use.
-
-        Raises:
-            ConfigError: a rule names an unknown listener.
-        """
+        """`clock` returns monotonic seconds. Raises ConfigError if a rule names none of `listeners`."""
         known = set(listeners)
         for number, rule in enumerate(config.rules):
             if rule.listener is not None and rule.listener not in known:
@@ -137,13 +128,8 @@ class Limits:
     ) -> ClientLimits | None:
         """Count a client that has logged in at a listener. Anonymous clients are identified by `address`.
 
-        `former` are the limits of a connection that closes when this one is admitted.
-
-        Returns:
-            The client's limits, or None if there are no rules.
-
-        Raises:
-            LimitExceeded: the client may not connect; nothing was counted.
+        `former` are the limits of a connection that closes when this one is admitted. Returns None if there are no
+        rules. Raises LimitExceeded if the client may not connect; then nothing was counted.
         """
         if not self._kinds:
             return None
@@ -195,7 +181,7 @@ class Limits:
         """Return the current counts."""
         self.leave(())
         return LimitStatistics(
-            shares=dict(collections.Counter(share.per for share in self._shares.values())),
+            shares=dict(collections.Counter(share.rule.per for share in self._shares.values())),
             refused_connections_total=dict(self._refused_connections),
             refused_total=self.refused,
             disconnected_total=self.disconnected,

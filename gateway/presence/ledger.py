@@ -14,16 +14,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gateway.presence.records import (
-    DEATH,
-    OFFLINE,
-    ONLINE,
-    SERVER,
-    Ended,
-    SessionKept,
-    decode,
-    encode,
-)
+from gateway.presence.records import Ended, SessionKept, decode, encode
 from gateway.statistics import counter, gauge
 
 TOMBSTONE: Final = b""  # represents a tombstone in `pending`
@@ -199,10 +190,10 @@ class Ledger:
         if known is None:
             return None
         if known.online and known.gateway == self._owner:
-            return self._ended(known, Ended(SERVER), now)
+            return self._ended(known, Ended("server"), now)
         if known.online and self._is_dead(known.gateway):
             self.counts.deaths_total += 1
-            return self._ended(known, Ended(DEATH), now)
+            return self._ended(known, Ended("death"), now)
         if key in self._outdated and (known.gateway == self._owner or self._is_dead(known.gateway)):
             self.counts.mended_total += 1
             return known.value
@@ -211,7 +202,7 @@ class Ledger:
     def _record(self, local: _Local, present: Present, ended: Ended | None = None, when: int = 0) -> bytes:
         return encode(
             {
-                "state": ONLINE if ended is None else OFFLINE,
+                "state": "online" if ended is None else "offline",
                 "client": present.client,
                 "principal": present.principal,
                 "protocol": present.protocol,
@@ -229,7 +220,7 @@ class Ledger:
         """Return the offline record for a connection that is known only from the topic."""
         record = decode(known.value)
         assert record is not None
-        return encode(msgspec.structs.replace(record, state=OFFLINE, since=now, reason=ended))
+        return encode(msgspec.structs.replace(record, state="offline", since=now, reason=ended))
 
     def failed(self, key: str) -> None:
         """Handle a failed write, or one with unknown result."""
@@ -267,12 +258,17 @@ class Ledger:
             assert value is not None
             self._outdated.discard(key)
             self.known[key] = Known(
-                record.state == ONLINE, record.epoch, sys.intern(record.gateway), record.principal, record.since, value
+                record.state == "online",
+                record.epoch,
+                sys.intern(record.gateway),
+                record.principal,
+                record.since,
+                value,
             )
         if answered and local is not None and record is not None:
-            if record.state == OFFLINE and record.epoch == local.epoch:
+            if record.state == "offline" and record.epoch == local.epoch:
                 local.left = None
-            if local.connections and record.state == ONLINE and known is not None and known.epoch >= record.epoch:
+            if local.connections and record.state == "online" and known is not None and known.epoch >= record.epoch:
                 self._conflict(key, local, known)
         self._reconcile(key)
         return not stale

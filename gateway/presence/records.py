@@ -12,19 +12,9 @@ import msgspec
 
 from mapping.record import CONTENT_TYPE, Headers
 
-ONLINE: Final = "online"
-OFFLINE: Final = "offline"
-
 MQTT: Final = "mqtt"  # NAME is the client id
 AMQP: Final = "amqp"  # NAME is the container-id
 HTTP: Final = "http"  # NAME is `consumer/GROUP/INSTANCE`, or `stream/PRINCIPAL` for event streams and WebSockets
-
-CLIENT: Final = "client"
-SERVER: Final = "server"
-TIMEOUT: Final = "timeout"
-TAKEOVER: Final = "takeover"
-DEATH: Final = "death"
-DRAIN: Final = "drain"
 
 By = Literal["client", "server", "timeout", "takeover", "death", "drain"]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]  # exact in JSON

@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable
 
 from gateway.presence.ledger import Present
 from gateway.presence.presence import Presence
-from gateway.presence.records import CLIENT, DRAIN, HTTP, SERVER, TIMEOUT, Ended
+from gateway.presence.records import HTTP, Ended
 
-BY_CLIENT = Ended(CLIENT)
-STOPPED = Ended(DRAIN, text="the gateway is stopping")
-ABANDONED = Ended(TIMEOUT, text="the consumer was not used")
-BY_SERVER = Ended(SERVER)
+BY_CLIENT = Ended("client")
+STOPPED = Ended("drain", text="the gateway is stopping")
+ABANDONED = Ended("timeout", text="the consumer was not used")
+BY_SERVER = Ended("server")
 
 
 def stream_key(name: str) -> str:

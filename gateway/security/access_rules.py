@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -91,17 +90,16 @@ class ListedRules:
     """The rules of `security.access` as an `authorization.Rulebook`."""
 
     def __init__(self, rules: Sequence[AccessRule]) -> None:
-        """Compile the rules.
-
-        Raises:
-            ConfigError: a rule is not valid; the text names `security.access[i]`.
-        """
+        """Compile the rules; raises ConfigError, which names `security.access[i]`, if one is not valid."""
         self._by_principal: dict[str, list[tuple[int, Template]]] = {}
         self.everything = all(rule.group is not None for rule in rules)  # there are no topic rules
         self.by_client_id = False
         self.by_certificate = False
         for number, rule in enumerate(rules):
-            compiled = _topic_template(rule, number) if rule.group is None else _group_template(rule, number)
+            where = f"security.access[{number}]"
+            if rule.principal in ("", GROUP_PREFIX):
+                raise ConfigError(f"{where}.principal: must not be empty; * means everyone")
+            compiled = _topic_template(rule, where) if rule.group is None else _group_template(rule, where)
             self._by_principal.setdefault(rule.principal, []).append((number, compiled))
             self.by_client_id |= CLIENT in compiled.variables
             self.by_certificate |= COMMON_NAME in compiled.variables
@@ -128,7 +126,7 @@ class ListedRules:
         known = self._fixed.get(named)
         if known is not None:
             return known
-        found = sorted(itertools.chain.from_iterable(self._by_principal[name] for name in named), key=_number)
+        found = sorted(itertools.chain.from_iterable(self._by_principal[name] for name in named))
         topics: list[Rule] = []
         groups: list[GroupRule] = []
         for _, template in found:
@@ -151,15 +149,10 @@ def _is_target(level: str | Slot, mapping: Rules) -> bool:
     return isinstance(level, str) and level not in (ANY, ONE) and mapping.is_target(level)
 
 
-_number = operator.itemgetter(0)
-
-
-def _group_template(rule: AccessRule, number: int) -> _GroupTemplate:
-    where = f"security.access[{number}]"
+def _group_template(rule: AccessRule, where: str) -> _GroupTemplate:
     group = rule.group
     if not group:
         raise ConfigError(f"{where}.group: must not be empty; * means every group")
-    _check_principal(rule, where)
     if rule.action not in ACTIONS:
         raise ConfigError(f"{where}.action: {rule.action} is for topics, not for groups")
     if rule.topic != "#":
@@ -174,9 +167,7 @@ def _group_template(rule: AccessRule, number: int) -> _GroupTemplate:
     return _GroupTemplate(rule.action, name, beginning, rule.allow)
 
 
-def _topic_template(rule: AccessRule, number: int) -> _TopicTemplate:
-    where = f"security.access[{number}]"
-    _check_principal(rule, where)
+def _topic_template(rule: AccessRule, where: str) -> _TopicTemplate:
     if rule.action in ("read", "delete"):
         raise ConfigError(f"{where}.action: {rule.action} is for consumer groups: the rule needs a group")
     if rule.kafka is not None and rule.topic != "#":
@@ -194,8 +185,3 @@ def _topic_template(rule: AccessRule, number: int) -> _TopicTemplate:
     if len(levels) == 1 and not wild:
         levels.append(ANY)
     return _TopicTemplate(text, rule.action, tuple(levels), rule.allow, rule.kafka is not None)
-
-
-def _check_principal(rule: AccessRule, where: str) -> None:
-    if rule.principal in ("", GROUP_PREFIX):
-        raise ConfigError(f"{where}.principal: must not be empty; * means everyone")

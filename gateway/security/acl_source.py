@@ -45,18 +45,10 @@ class AclStatistics(msgspec.Struct):
 
 
 class AclSource:
-    """Reads the ACLs and applies them to the access list.
-
-    Attributes:
-        problem: a sentence that says why the ACLs cannot be read, or None.
-    """
+    """Reads the ACLs and applies them to the access list."""
 
     def __init__(self, config: SecurityConfig, access: AccessList, *, clock: Callable[[], float]) -> None:
-        """Validate the settings; `run` reads the ACLs. `clock` returns monotonic seconds.
-
-        Raises:
-            ConfigError: `security.access_principal` is not valid.
-        """
+        """Validate the settings (raises ConfigError); `run` reads the ACLs. `clock` returns monotonic seconds."""
         self.enabled = config.access_source == "kafka"
         self._principal = principal_template(config)
         self._everyone = config.allow_everyone_if_no_acl_found
@@ -68,7 +60,8 @@ class AclSource:
         self._book: AclBook | None = None
         self._again = asyncio.Event()
         self._counts = AclStatistics()
-        self.problem: str | None = "Kafka's ACLs have not been read yet" if self.enabled else None
+        self.problem = "Kafka's ACLs have not been read yet" if self.enabled else None
+        """A sentence that says why the ACLs cannot be read, or None."""
 
     @property
     def has_rules(self) -> bool:

@@ -54,8 +54,7 @@ class PluginSpec(msgspec.Struct, frozen=True):
 def plugin_specs(security: SecurityConfig) -> list[PluginSpec]:
     """Import the configured plugins and check their configuration.
 
-    Raises:
-        ConfigError: a plugin cannot be used; the text names the setting, never a configured value.
+    Raises ConfigError, which names the setting but never a configured value, if a plugin cannot be used.
     """
     specs: list[PluginSpec] = []
     if security.password_file is not None:
@@ -126,7 +125,6 @@ class _Plugin:
         self.key = spec.key
         self._plugin = spec.plugin(context)
         self._users = spec.users
-        self._decoy = next(iter(spec.users.values()), None) if spec.users else None
         self._escape = spec.plugin.__module__ == LDAP_MODULE
 
     async def start(self) -> None:
@@ -143,9 +141,9 @@ class _Plugin:
         session.client_id = credentials.client_id
         session.remote_address = credentials.peer
         answer = await self._plugin.authenticate(session=session)
-        if self._decoy is not None and self._users is not None and credentials.user not in self._users:
+        if self._users and credentials.user not in self._users:
             # Hash for an unknown name too, or the response time would reveal which names exist.
-            self._plugin.pwd_hasher.verify(credentials.password, self._decoy)
+            self._plugin.pwd_hasher.verify(credentials.password, next(iter(self._users.values())))
         return None if answer is None else bool(answer)
 
     async def stop(self) -> None:
@@ -254,22 +252,18 @@ class PluginBackend:
             worker.pending -= 1
 
     def _decide(self, answers: Sequence[tuple[str, bool | str | None]]) -> bool:
-        agreed = False
-        refused = False
+        verdicts = []
         for key, answer in answers:
             if isinstance(answer, str):
                 self.errors += 1
-                refused = True
                 if self._failing.get(key) != answer:
                     self._failing[key] = answer
                     log.error("authentication plugin failed, logins are refused", key=key, error=answer)
-                continue
-            if self._failing.pop(key, None) is not None:
+            elif self._failing.pop(key, None) is not None:
                 log.info("authentication plugin answers again", key=key)
             if answer is not None:
-                agreed = agreed or answer
-                refused = refused or not answer
-        return agreed and not refused
+                verdicts.append(answer is True)
+        return bool(verdicts) and all(verdicts)
 
     async def stop(self) -> None:
         """Close the plugins and end their threads."""

@@ -75,12 +75,9 @@ class Authenticator:
         wall_clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Validate the configuration; `start` creates the plugins.
+        """Read the configured files; raises ConfigError if one or a plugin cannot be used. `start` creates the plugins.
 
         `kafka` is used if Kafka checks passwords. `clock` returns monotonic seconds, `wall_clock` epoch milliseconds.
-
-        Raises:
-            ConfigError: a plugin or a file cannot be used.
         """
         self._config = config
         self._kafka = kafka if kafka is not None else KafkaConfig()
@@ -122,19 +119,16 @@ class Authenticator:
         self._remembered.clear()
 
     async def reload(self) -> bool:
-        """Reload the files and re-create the plugins. On any error all the old ones stay in use.
-
-        Returns:
-            Whether the new ones are in use.
-        """
+        """Reload the files and re-create the plugins; return whether they are in use. If not, all the old ones stay."""
         async with self._reloading:  # one that started earlier must not end later: it has read older files
             tokens = self._tokens
             fetched = None if tokens is None else tokens.fetched
             try:
                 # In a thread: a hundred thousand users take half a second.
-                users, fresh = await asyncio.to_thread(lambda: (_scram_users(self._config), self._passwords()))
+                users = await asyncio.to_thread(_scram_users, self._config)
                 if fetched is None:
                     tokens = await asyncio.to_thread(self._verifier)
+                fresh = await asyncio.to_thread(self._passwords)
                 if fresh is not None:
                     await fresh.start()
             except ConfigError as error:
@@ -169,10 +163,7 @@ class Authenticator:
 
         Without a plugin or password file no password can be checked. The client is then anonymous if that is allowed
         (as with other brokers) and never gets the claimed name. `user` is SASL PLAIN's authentication identity, `peer`
-        the client's `host:port`; failures are counted per host.
-
-        Returns:
-            None if the login is refused.
+        the client's `host:port`; failures are counted per host. Returns None if the login is refused.
 
         Raises:
             Busy: not checked: too many attempts wait, from this address or in total.
@@ -224,13 +215,9 @@ class Authenticator:
         return shown
 
     async def authenticate_token(self, token: str, *, peer: str) -> VerifiedToken | None:
-        """Check a bearer token (a JSON Web Token). A refusal is delayed on purpose.
+        """Check a bearer token (a JSON Web Token). Returns None if it is refused, delayed on purpose.
 
-        Returns:
-            None if the token is refused.
-
-        Raises:
-            Busy: not checked: too many failures of this address are waiting.
+        Raises Busy if it is not checked, because too many failures of this address are waiting.
         """
         address = address_of(peer)
         if self._tokens is None:
@@ -246,10 +233,9 @@ class Authenticator:
         return shown
 
     def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
-        """Start a SASL exchange. It must prove that the client is `user`, or any user if that is None.
+        """Start a SASL exchange, which must prove that the client is `user`, or any user if that is None.
 
-        Returns:
-            None if the mechanism is not offered.
+        Returns None if the mechanism is not offered.
         """
         address = address_of(peer)
         users = self._scram

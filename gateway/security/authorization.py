@@ -127,17 +127,11 @@ class Grant:
 
 
 class Rulebook(Protocol):
-    """A source of rules.
+    """A source of rules."""
 
-    Attributes:
-        everything: there are no topic rules, so every client may do everything.
-        by_client_id: rules depend on the client id.
-        by_certificate: rules depend on the client's certificate in addition to the identity.
-    """
-
-    everything: bool
-    by_client_id: bool
-    by_certificate: bool
+    everything: bool  # there are no topic rules, so every client may do everything
+    by_client_id: bool  # rules depend on the client id
+    by_certificate: bool  # rules depend on the client's certificate in addition to the identity
 
     def rules_for(self, identity: Identity, client_id: str | None, host: str) -> ClientRules:
         """Return the rules that apply to one client connecting from `host`."""
@@ -162,10 +156,8 @@ class AccessList:
         """Compile the rules. With None there are no rules, and therefore no grants, before `use`.
 
         `mapping` maps MQTT topics to Kafka; None is the default mapping. With `partial`, an MQTT filter that is
-        partly denied is granted, and the denied messages are not delivered. `tenancy` gives each tenant's names.
-
-        Raises:
-            ConfigError: a rule is not valid; the text names `security.access[i]`.
+        partly denied is granted, and the denied messages are not delivered. `tenancy` gives each tenant's names. Raises
+        ConfigError as `ListedRules` does.
         """
         self._mapping = mapping if mapping is not None else Rules()
         self._partial = partial
@@ -198,10 +190,9 @@ class AccessList:
         return [] if self._listed is None else self._listed.doubtful(self._mapping)
 
     def for_client(self, identity: Identity, client_id: str | None = None, *, peer: str = "") -> Grant:
-        """Return the rights of a client at `peer`. Its connections share them unless rules depend on the client id.
+        """Return the rights of a client at `peer`; raises Unavailable while no rules are loaded.
 
-        Raises:
-            Unavailable: no rules are loaded yet.
+        Its connections share them unless rules depend on the client id.
         """
         book = self._book
         if book is None:

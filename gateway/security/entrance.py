@@ -65,9 +65,7 @@ class Entrance:
         """Return the identity in a verified certificate: its common name, else its first alternative name.
 
         `peercert` is `SSLObject.getpeercert()` from our own context, which returns content only after verification.
-
-        Returns:
-            None if there is no certificate, no usable name in it, or no login by certificate here.
+        Returns None if there is no certificate, no usable name in it, or no login by certificate here.
         """
         if not peercert or "certificate" not in self._logins:
             return None

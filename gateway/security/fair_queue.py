@@ -55,10 +55,9 @@ class FairQueue:
 
     @asynccontextmanager
     async def turn(self, address: str, *, known: bool) -> AsyncIterator[None]:
-        """Wait for a turn and hold it. `known`: the address has had a recent successful login.
+        """Wait for a turn and hold it; raises Busy if too many attempts are waiting.
 
-        Raises:
-            Busy: too many attempts are already waiting.
+        `known`: the address has had a recent successful login.
         """
         line = self._lines.get(address) or _Line()
         if self.waiting >= self._limit or len(line.waiting) >= self._waiting_of_address:

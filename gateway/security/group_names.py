@@ -168,11 +168,8 @@ class GroupNames:
     async def end(self, grant: Grant, group: str, topic: str) -> bool:
         """End a subscription: delete its group if the client owns the group or a rule allows it.
 
-        Returns:
-            False if the group was kept: the client may not delete it, it has members, or it covers other topics too.
-
-        Raises:
-            Refused: Kafka does not answer or forbids the deletion.
+        Returns False if the group was kept: the client may not delete it, it has members, or it covers other topics
+        too. Raises Refused if Kafka does not answer or forbids the deletion.
         """
         said = grant.group("delete", group)
         if said is None:

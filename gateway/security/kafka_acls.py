@@ -18,7 +18,6 @@ Kafka does not expose its `super.users`, so these principals need ACLs here.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -33,6 +32,7 @@ from gateway.security.access_rules import CACHED_RULES
 from gateway.security.filters import ANY, Beginning, Level
 from gateway.security.identity import Identity
 from gateway.security.permissions import WILDCARD, ClientRules, GroupRule, Operation, Rule
+from gateway.security.throttle import plain_host
 from gateway.security.variables import CLAIM, COMMON_NAME, NAME, Slot, parse, values_of
 
 EVERYBODY: Final = "User:*"
@@ -78,9 +78,7 @@ class AclBook:
     everything = False
     by_client_id = False
 
-    def __init__(
-        self, acls: Iterable[Acl], principal: str | Slot, *, everyone: bool, before: AclBook | None = None
-    ) -> None:
+    def __init__(self, acls: Iterable[Acl], principal: Slot, *, everyone: bool, before: AclBook | None = None) -> None:
         """Compile the ACLs.
 
         `principal` is the template of a client's Kafka principal, see `principal_of`. `everyone` is
@@ -91,7 +89,7 @@ class AclBook:
         if before is not None and not everyone:
             changed = {acl.principal for acl in self.acls ^ before.acls}
             self._changed = None if EVERYBODY in changed else changed
-        self.by_certificate = isinstance(principal, Slot) and principal.variable == COMMON_NAME
+        self.by_certificate = principal.variable == COMMON_NAME
         self._principal = principal
         self._everyone = everyone
         self._entries: dict[str, list[_Entry]] = {}
@@ -99,7 +97,7 @@ class AclBook:
         for acl in sorted(self.acls):
             if acl.kind == TOPIC and acl.name != WILDCARD and not _TOPIC_NAME.fullmatch(acl.name):
                 continue  # no topic name equals it or starts with it
-            entry = _Entry(acl._replace(host=_same_host(acl.host)))
+            entry = _Entry(acl._replace(host=plain_host(acl.host)))
             self._entries.setdefault(acl.principal, []).append(entry)
             if everyone:
                 self._named[acl.kind][msgspec.structs.replace(entry.rule, allow=False)] = None
@@ -126,7 +124,7 @@ class AclBook:
         if name != EVERYBODY:
             found = [*found, *self._entries.get(EVERYBODY, ())]
         if any(entry.acl.host != WILDCARD for entry in found):
-            host = _same_host(host)
+            host = plain_host(host)
             found = [entry for entry in found if entry.acl.host in {WILDCARD, host}]
         else:
             host = WILDCARD
@@ -176,12 +174,8 @@ class AclBook:
         return next(rule.allow for rule in rules if rule.applies_to(CLUSTERS_NAME))
 
 
-def principal_template(config: SecurityConfig) -> str | Slot:
-    """Parse and validate `security.access_principal`.
-
-    Raises:
-        ConfigError: the template would not tell clients apart.
-    """
+def principal_template(config: SecurityConfig) -> Slot:
+    """Parse `security.access_principal`; raises ConfigError if the template would not tell clients apart."""
     where = "security.access_principal"
     template = parse(config.access_principal, where)
     if not isinstance(template, Slot) or not config.access_principal.startswith("User:"):
@@ -191,10 +185,8 @@ def principal_template(config: SecurityConfig) -> str | Slot:
     return template
 
 
-def principal_of(identity: Identity, template: str | Slot) -> str | None:
+def principal_of(identity: Identity, template: Slot) -> str | None:
     """Return the client's Kafka principal. None means that it has no value for the variable, or several."""
-    if isinstance(template, str):
-        return template
     values = values_of(template.variable, identity, None)
     return f"{template.before}{values[0]}{template.after}" if len(values) == 1 and values[0] else None
 
@@ -203,13 +195,3 @@ def _levels(acl: Acl) -> tuple[Level, ...]:
     if acl.name == WILDCARD and not acl.prefixed:
         return (ANY,)
     return (Beginning(acl.name) if acl.prefixed else acl.name, ANY)
-
-
-def _same_host(host: str) -> str:
-    """Normalize an address: others may spell it differently, for example with all zeroes of IPv6."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(address if mapped is None else mapped)

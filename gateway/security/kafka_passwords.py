@@ -21,11 +21,7 @@ class KafkaPasswords:
     """A `credentials.Passwords` that asks Kafka."""
 
     def __init__(self, security: SecurityConfig, kafka: KafkaConfig) -> None:
-        """Load the TLS files.
-
-        Raises:
-            ConfigError: no Kafka servers are configured, the protocol has no login, or a file cannot be used.
-        """
+        """Load the TLS files; raises ConfigError also if there are no servers or their protocol has no login."""
         self.errors = 0
         self._problem: str | None = None  # why Kafka could not answer last time
         servers = security.password_servers or kafka.bootstrap_servers

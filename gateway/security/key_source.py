@@ -55,10 +55,9 @@ NO_KEYS: Final = KeySet(())
 
 
 def parse_jwks(document: bytes, algorithms: Iterable[str]) -> KeySet:
-    """Parse a key set. Keys that none of `algorithms` can use are skipped: an issuer may have them for other services.
+    """Parse a key set; raises ValueError if it is none, or has no usable key.
 
-    Raises:
-        ValueError: not a key set, or no usable key.
+    Keys that none of `algorithms` can use are skipped: an issuer may have them for other services.
     """
     if len(document) > DOCUMENT_LIMIT:
         raise ValueError(f"it has more than {DOCUMENT_LIMIT} bytes")
@@ -193,7 +192,6 @@ class UrlKeys:
     async def _download(self) -> bytes:
         """Download the document, at most one byte more than the limit of `parse_jwks`."""
         limits = aiohttp.ClientTimeout(total=FETCH_LIMIT_S)
-        document = bytearray()
         async with (
             aiohttp.ClientSession(timeout=limits) as session,
             # No redirects: the configuration trusts only the URL's host.
@@ -201,11 +199,10 @@ class UrlKeys:
         ):
             if response.status != 200:
                 raise ValueError(f"status {response.status}")
-            async for part in response.content.iter_chunked(65536):
-                document += part
-                if len(document) > DOCUMENT_LIMIT:
-                    break
-        return bytes(document[: DOCUMENT_LIMIT + 1])
+            try:
+                return await response.content.readexactly(DOCUMENT_LIMIT + 1)
+            except asyncio.IncompleteReadError as whole:
+                return whole.partial
 
 
 def _authorities(path: Path | None) -> ssl.SSLContext | bool:

@@ -1,9 +1,8 @@
 """The permission of one identity for one action: over Kafka's names, and for MQTT clients over MQTT topics.
 
-Kafka's names are `topic/key`, or `topic` for a record without a key. For an MQTT client, a rule with `topic` is a
-filter over MQTT topics, whatever Kafka topic they map to; a rule with `kafka` is a filter over Kafka's names. The first
-matching rule decides about a message, at PUBLISH as well as at its delivery. The same rules decide about a filter at
-SUBSCRIBE: it is refused if nothing that it matches can be allowed, and with `partial` false if not everything is.
+The first matching rule decides about a message, at PUBLISH as well as at its delivery. The same rules decide about a
+filter at SUBSCRIBE: it is refused if nothing that it matches can be allowed, and with `partial` false if not everything
+is.
 
 Connections keep permissions and check every message with them, so new rules are set in place.
 """

@@ -20,12 +20,9 @@ _PROHIBITED: Final = (
 
 
 def saslprep(text: str, *, stored: bool = False) -> str:
-    """Normalize a name or a password.
+    """Normalize a name or a password; raises ValueError, which names the kind of prohibited content, not the character.
 
     With `stored`, code points that Unicode 3.2 had not assigned are refused (part 2.5).
-
-    Raises:
-        ValueError: prohibited content; the text names its kind, never the character.
     """
     if text.isascii() and text.isprintable():
         return text

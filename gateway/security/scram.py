@@ -147,8 +147,7 @@ def digest_size(mechanism: str) -> int:
 def derive(mechanism: str, password: str, salt: bytes, iterations: int) -> ScramCredential:
     """Derive the credential of a password (RFC 5802 part 3). Slow on purpose.
 
-    Raises:
-        ValueError: SASLprep refuses the password, or there are too few iterations.
+    Raises ValueError if SASLprep refuses the password, or there are too few iterations.
     """
     if iterations < MINIMUM_ITERATIONS:
         raise ValueError(f"at least {MINIMUM_ITERATIONS} iterations are needed")

@@ -89,16 +89,18 @@ def peer_of(peername: object) -> str:
 
 def address_of(peer: str) -> str:
     """Return the key for counting failures: an IPv4 address, or an IPv6 /64 network (one host owns all of it)."""
-    host = host_of(peer)
+    host = plain_host(host_of(peer))
+    return str(ipaddress.ip_network((host, 64), strict=False)) if ":" in host else host
+
+
+def plain_host(host: str) -> str:
+    """Normalize an address, which others may spell differently, for example with all zeroes of IPv6."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(address if mapped is None else mapped)
 
 
 def host_of(peer: str) -> str:

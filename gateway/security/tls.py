@@ -29,8 +29,7 @@ class Certificates:
     def context(self, config: TlsConfig | None, key: str = "security.tls_") -> ssl.SSLContext | None:
         """Return the context for a listener; None means no TLS.
 
-        Raises:
-            ConfigError: a file cannot be used; the text names its setting, which begins with `key`.
+        Raises ConfigError, which names the setting (it begins with `key`), if a file cannot be used.
         """
         if config is None:
             return None
@@ -66,8 +65,11 @@ def _loaded(config: TlsConfig, key: str) -> ssl.SSLContext:
 def _load(context: ssl.SSLContext, config: TlsConfig, key: str) -> None:
     for name in ("cert", "key", "client_ca"):
         path: Path | None = getattr(config, name)
-        if path is not None:
-            _check_readable(f"{key}{name}", path)
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise ConfigError(f"{key}{name}: cannot read {path}: {error.strerror}") from None
 
     def no_password() -> str:
         # Without this callback OpenSSL would ask on the terminal and block the event loop.
@@ -85,11 +87,3 @@ def _load(context: ssl.SSLContext, config: TlsConfig, key: str) -> None:
             raise ConfigError(f"{key}client_ca: {error.reason or 'not PEM'}") from None
         required = config.require_client_cert
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
-
-
-def _check_readable(key: str, path: Path) -> None:
-    try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None

@@ -53,12 +53,9 @@ class TokenVerifier:
         clock: Callable[[], float],
         wall_clock: Callable[[], int],
     ) -> None:
-        """Read the keys if they are in a file. `clock` returns monotonic seconds, `wall_clock` epoch milliseconds.
+        """Read the keys if they are in a file; raises ConfigError if it cannot be used.
 
-        `claims` are the claims to store in identities.
-
-        Raises:
-            ConfigError: the key file cannot be used.
+        Identities get the given `claims`. `clock` returns monotonic seconds, `wall_clock` epoch milliseconds.
         """
         self._config = config
         self._claims_wanted = claims

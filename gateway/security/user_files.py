@@ -46,10 +46,9 @@ SHA_512_CRYPT: Final = "$6$"
 
 
 def read_password_file(path: Path, key: str) -> dict[str, str]:
-    """Read the names and hashes of a password file. Errors name the setting `key`.
+    """Read the names and hashes of a password file.
 
-    Raises:
-        ConfigError: unreadable or malformed; the text gives the line number, never its content.
+    Raises ConfigError, with the setting `key` and the number of a malformed line, never its content.
     """
     users: dict[str, str] = {}
     for where, entry in read_entries(path, key):
@@ -92,23 +91,15 @@ class ScramUsers:
 
     def credential(self, mechanism: str, name: str) -> ScramCredential:
         """Return the credential of a prepared name, or a made-up one if there is no such user."""
-        known = self._credentials.get((mechanism, name))
-        # Computed in any case, so that the response time does not reveal which names exist.
-        made_up = self._made_up(mechanism, name)
-        return made_up if known is None else known
-
-    def _made_up(self, mechanism: str, name: str) -> ScramCredential:
+        # Made up in any case, so that the response time does not reveal which names exist.
         size, length = digest_size(mechanism), len(self._pattern.salt)
         made = hashlib.shake_256(self._secret + f"{mechanism}\0{name}".encode()).digest(length + 2 * size)
-        return ScramCredential(self._pattern.iterations, made[:length], made[length:-size], made[-size:])
+        made_up = ScramCredential(self._pattern.iterations, made[:length], made[length:-size], made[-size:])
+        return self._credentials.get((mechanism, name), made_up)
 
 
 def read_scram_file(path: Path, key: str) -> ScramUsers:
-    """Read the users of a SCRAM file. Errors name the setting `key`.
-
-    Raises:
-        ConfigError: unreadable, malformed or without a user; the text gives the line number, never its content.
-    """
+    """Read the users of a SCRAM file, at least one. Raises ConfigError as `read_password_file`."""
     credentials: dict[tuple[str, str], ScramCredential] = {}
     for where, entry in read_entries(path, key):
         try:
@@ -163,21 +154,13 @@ SALT_BYTES: Final = 16
 
 
 def argon2_line(user: str, password: str) -> str:
-    """Create a line of `security.password_file`, hashed as amqtt's own tools do.
-
-    Raises:
-        ValueError: the name or the password cannot be used.
-    """
+    """Create a line of `security.password_file`, hashed as amqtt does. Raises ValueError for a bad name or password."""
     _check(user, password)
     return f"{user}:{Argon2Hasher().hash(password)}"
 
 
 def new_scram_line(user: str, password: str, mechanism: str, iterations: int) -> str:
-    """Create a line of `security.scram_file` with a random salt.
-
-    Raises:
-        ValueError: the name, password, mechanism or number of iterations cannot be used.
-    """
+    """Create a line of `security.scram_file` with a random salt. Raises ValueError if an argument cannot be used."""
     _check(user, password)
     if mechanism not in MECHANISMS:
         raise ValueError(f"the mechanism must be one of {', '.join(sorted(MECHANISMS))}")

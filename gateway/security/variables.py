@@ -53,10 +53,9 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 def parse(text: str, where: str) -> str | Slot:
-    """Parse a topic level or a group name of a rule.
+    """Parse a topic level or a group name of a rule; it has one known variable at most.
 
-    Raises:
-        ConfigError: unbalanced braces, an unknown variable, or more than one variable; the text names `where`.
+    Raises ConfigError, which names `where`.
     """
     found = list(_BRACES.finditer(text))
     if set("{}") & set(_BRACES.sub("", text)):

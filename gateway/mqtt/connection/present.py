@@ -8,14 +8,14 @@ from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.presence.ledger import Present
 from gateway.presence.presence import Presence
-from gateway.presence.records import CLIENT, DRAIN, MQTT, SERVER, TAKEOVER, TIMEOUT, By, Ended, SessionKept
+from gateway.presence.records import MQTT, By, Ended, SessionKept
 from protocols.mqtt.reasons import ReasonCode
 
 _BY: Final[dict[int, By]] = {
-    ReasonCode.KEEP_ALIVE_TIMEOUT: TIMEOUT,
-    ReasonCode.SESSION_TAKEN_OVER: TAKEOVER,
-    ReasonCode.SERVER_SHUTTING_DOWN: DRAIN,
-    ReasonCode.USE_ANOTHER_SERVER: DRAIN,
+    ReasonCode.KEEP_ALIVE_TIMEOUT: "timeout",
+    ReasonCode.SESSION_TAKEN_OVER: "takeover",
+    ReasonCode.SERVER_SHUTTING_DOWN: "drain",
+    ReasonCode.USE_ANOTHER_SERVER: "drain",
 }
 
 
@@ -43,11 +43,11 @@ def report_online(presence: Presence, client: ClientPort, session: Session, addr
 def report_offline(presence: Presence, client: ClientPort, code: int | None, text: str) -> None:
     """Report the end of a connection; `code` is the gateway's with `text`, the client's without; None: it was lost."""
     if code is None:
-        ended = Ended(CLIENT, text="the connection was lost")
+        ended = Ended("client", text="the connection was lost")
     elif text:
-        ended = Ended(_BY.get(code, SERVER), int(code), text)
+        ended = Ended(_BY.get(code, "server"), int(code), text)
     else:
-        ended = Ended(CLIENT, int(code))
+        ended = Ended("client", int(code))
     presence.offline(_key(client), client, ended)
 
 

@@ -11,7 +11,7 @@ from proton.utils import BlockingConnection, LinkDetached
 from pydantic import ValidationError
 
 from gateway.amqp.listener import AmqpServer
-from gateway.config import AddressRule
+from gateway.settings.protocols import AddressRule
 from protocols.amqp import outcomes
 from tests.gateway.amqp.test_queue_selectors import chosen, produce
 from tests.support.amqp import TIMEOUT, as_client, body_of, data

@@ -48,7 +48,7 @@ class Clock:
 def begun(*sinks: Any, secret: str = "s3cret-value") -> tuple[Audit, Clock]:
     clock = Clock()
     audit = Audit(clock, lambda: 1_700_000_000.5)
-    audit.begin("gateway-1", sinks, Redactor([secret]))
+    audit.begin("gateway-1", tuple(sink.write for sink in sinks), Redactor([secret]))
     return audit, clock
 
 
@@ -102,7 +102,7 @@ async def test_what_was_left_out_is_told_also_when_nothing_more_comes(monkeypatc
     monkeypatch.setattr("gateway.audit.trail.PERIOD_S", 0.05)
     lines = Lines()
     audit = Audit()
-    audit.begin("g", (lines,), Redactor())
+    audit.begin("g", (lines.write,), Redactor())
     for _ in range(AT_ONCE + 3):
         audit.refused(MQTT, "wrong")
     await wait_until(lambda: lines.all[-1].get("more") == 3)

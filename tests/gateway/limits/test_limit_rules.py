@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.config import ConfigError, LimitRule, LimitsConfig
+from gateway.config import ConfigError, LimitsConfig
 from gateway.limits.limits import Limits
 from gateway.security.identity import ANONYMOUS_NAME, Identity
-from gateway.settings.limits import Per
+from gateway.settings.limits import LimitRule, Per
 
 LISTENERS = ("mqtt", "amqp", "http")
 KINDS: tuple[Per, ...] = get_args(Per)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.presence import ledger
 from gateway.presence.ledger import TOMBSTONE, Ledger, Present
-from gateway.presence.records import CLIENT, MQTT, Ended, SessionKept, decode
+from gateway.presence.records import MQTT, Ended, SessionKept, decode
 
 KEY = "mqtt/c"
 NAMES = ("a", "b", "c")
@@ -100,7 +100,7 @@ class World(stateful.RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.open)))
         gateway = self.open.pop(number)
         self.now += 1
-        gateway.ledger.leave(KEY, number, Ended(CLIENT), self.now)
+        gateway.ledger.leave(KEY, number, Ended("client"), self.now)
 
     @stateful.rule(name=st.sampled_from(NAMES))
     def write(self, name: str) -> None:
@@ -278,13 +278,13 @@ def test_while_kafka_takes_nothing_who_comes_and_goes_is_forgotten(monkeypatch: 
     one.apply("mqtt/told", value, own=True)
     for number in range(100):
         one.enter(f"mqtt/{number}", number, present("p", []))
-        one.leave(f"mqtt/{number}", number, Ended(CLIENT), 1)
-    one.leave("mqtt/told", 0, Ended(CLIENT), 2)
+        one.leave(f"mqtt/{number}", number, Ended("client"), 1)
+    one.leave("mqtt/told", 0, Ended("client"), 2)
     assert len(one.due) <= 12
     assert one.counts.forgotten_total >= 89
     told = decode(one.take("mqtt/told", 2) or b"")
     assert told is not None
-    assert (told.state, told.since, told.reason) == ("offline", 2, Ended(CLIENT))
+    assert (told.state, told.since, told.reason) == ("offline", 2, Ended("client"))
 
 
 def test_records_that_are_no_gateways_are_ignored() -> None:

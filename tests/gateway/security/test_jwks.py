@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import Algorithm
 from gateway.security.key_source import DOCUMENT_LIMIT, FITTING, KEYS_LIMIT, NO_KEYS, parse_jwks
+from gateway.settings.security import Algorithm
 from tests.support.oauth import KEYS, key_set, public_jwk
 
 ALL = get_args(Algorithm)

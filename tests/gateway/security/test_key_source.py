@@ -13,9 +13,10 @@ import pytest
 import trustme
 from aiohttp import web
 
-from gateway.config import Algorithm, ConfigError, OauthConfig
+from gateway.config import ConfigError, OauthConfig
 from gateway.security import key_source
 from gateway.security.key_source import DOCUMENT_LIMIT, UrlKeys, read_keys
+from gateway.settings.security import Algorithm
 from tests.support.oauth import key_set
 from tests.support.waiting import wait_until
 

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from gateway.config import ConsumerDefaults, HttpConfig
+from gateway.config import HttpConfig
 from gateway.rest.server.openapi_pages import load_contract
+from gateway.settings.protocols import ConsumerDefaults
 from protocols.rest.consuming import (
     PollLimits,
     decode_create,
