@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import errno
 import functools
@@ -189,7 +190,7 @@ class _Closed(asyncio.Protocol):
         cast("asyncio.Transport", transport).abort()
 
 
-class Server:
+class Server(abc.ABC):
     """One protocol's server, from the sockets of all its listeners to Kafka and back."""
 
     name: str  # of the protocol
@@ -202,9 +203,9 @@ class Server:
         """Serve this listener too. Must be called before the start."""
         self.listeners.append(listener)
 
+    @abc.abstractmethod
     def accept(self, entrance: Entrance) -> asyncio.BaseProtocol:
         """Return the asyncio protocol for a new socket of a listener."""
-        raise NotImplementedError
 
     async def start(self) -> None:
         """Listen; raise ListenError when an address cannot be bound."""
@@ -226,9 +227,9 @@ class Server:
         """Accept no more messages; those already received are still answered."""
         self.stop_accepting()
 
+    @abc.abstractmethod
     async def stop(self, timeout: float) -> None:
         """Close every connection with the protocol's own message, within `timeout` seconds."""
-        raise NotImplementedError
 
     def departing(self) -> Iterable[Departing]:
         """Return every connection, to be closed when the gateway stops."""
@@ -242,9 +243,9 @@ class Server:
         """Return the clients that operators can list, trace and close."""
         return ()
 
+    @abc.abstractmethod
     def statistics(self) -> msgspec.Struct:
         """Return the counts for the metrics."""
-        raise NotImplementedError
 
 
 def listen_error(key: str, address: Address, error: OSError) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -54,7 +54,7 @@ class LineUpload(Upload):
             else:
                 self.take(self._allowed(from_lines(block, self.topic, self._grant.identity.name, self._trace)))
 
-    def _allowed(self, found: list[Record | RestError]) -> Iterable[Record | RestError]:
+    def _allowed(self, found: Sequence[Record | RestError]) -> Sequence[Record | RestError]:
         grant, topic = self._grant, self.topic
         if grant.publish.uniform(topic):  # checked again: rights may change during a long upload
             return found
