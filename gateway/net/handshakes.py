@@ -7,54 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Final, cast
 
-from gateway.net.proxied import Source, Sourced
-from gateway.net.strangers import Stranger, Strangers
-from gateway.security.throttle import address_of, peer_of
+from gateway.net.strangers import Strangers
+from gateway.net.unfinished import Factory, Unfinished
 
 HANDSHAKE_S: Final = 10.0
 HANDSHAKE_BYTES: Final = 48 * 1024
 """Memory of one handshake, whether its peer sends anything or not (mostly OpenSSL's state)."""
 
-Factory = Callable[[], asyncio.BaseProtocol]
 
-
-class Handshakes:
-    """The running handshakes of one listener."""
-
-    def __init__(self, tls: ssl.SSLContext, factory: Factory, strangers: Strangers | None) -> None:
-        """`factory` makes the protocol of a socket after its handshake. Until then `strangers` counts the socket."""
-        self.tls = tls
-        self.factory = factory
-        self.strangers = strangers
-        self.running: set[Handshake] = set()
-
-    def accept(self) -> asyncio.BaseProtocol:
-        """Return the protocol for a socket that was just accepted."""
-        handshake = Handshake(self)
-        self.running.add(handshake)
-        return handshake
-
-    def stop(self) -> None:
-        """Abort all running handshakes."""
-        for handshake in tuple(self.running):
-            handshake.abort()
-
-
-class Handshake(asyncio.Protocol):
+class Handshake(Unfinished, asyncio.Protocol):
     """The protocol of one socket until its handshake is done.
 
     `connection_made` starts `start_tls` itself, before anything is read (a task would start it too late), and continues
     it when its future is done: no task is needed.
     """
 
-    def __init__(self, handshakes: Handshakes) -> None:
-        self._handshakes = handshakes
-        self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
-        self._transport: asyncio.Transport | None = None
-        self._stranger: Stranger | None = None
+    def __init__(
+        self, tls: ssl.SSLContext, factory: Factory, strangers: Strangers | None, unfinished: set[Unfinished]
+    ) -> None:
+        """See `Unfinished`; the next protocol gets the decrypted bytes."""
+        super().__init__(factory, strangers, unfinished)
+        self._tls = tls
         self._starting: Coroutine[Any, Any, asyncio.Transport | None] | None = None
         self._early: list[bytes] = []  # data received together with the end of the handshake
         self._eof = False
@@ -63,14 +39,11 @@ class Handshake(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is open, and nothing was read from it."""
         self._transport = raw = cast("asyncio.Transport", transport)
-        if self._handshakes.strangers is not None:
-            peer = transport.get_extra_info("peername") if self.source is None else self.source.peername
-            self._stranger = self._handshakes.strangers.enter(address_of(peer_of(peer)), self.abort)
-            if not self._stranger.received(HANDSHAKE_BYTES):
-                return
+        peer = transport.get_extra_info("peername") if self.source is None else self.source.peername
+        if not self._count(peer, HANDSHAKE_BYTES):
+            return
         loop = asyncio.get_running_loop()
-        tls = self._handshakes.tls
-        self._starting = loop.start_tls(raw, self, tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S)
+        self._starting = loop.start_tls(raw, self, self._tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S)
         self._step()
 
     def data_received(self, data: bytes) -> None:
@@ -86,11 +59,6 @@ class Handshake(asyncio.Protocol):
         """The socket was closed before the handshake was reported, or before it started."""
         self._lost = True
         self._end()
-
-    def abort(self) -> None:
-        """Abort the socket."""
-        if self._transport is not None:
-            self._transport.abort()
 
     def _step(self, _: object = None) -> None:
         """Run `start_tls` up to its future, and later to its end. Abort the socket if the handshake fails."""
@@ -112,17 +80,11 @@ class Handshake(asyncio.Protocol):
             waiting.add_done_callback(self._step)
 
     def _end(self) -> None:
-        self._handshakes.running.discard(self)
-        self._transport = self._starting = None
-        if self._stranger is not None:
-            self._stranger.leave()
-            self._stranger = None
+        super()._end()
+        self._starting = None
 
     def _hand_over(self, transport: asyncio.Transport) -> None:
-        protocol = cast("asyncio.Protocol", self._handshakes.factory())
-        if self.source is not None:
-            cast("Sourced", protocol).source = self.source
-        transport.set_protocol(protocol)
+        protocol = self._next(transport, self.source)
         protocol.connection_made(transport)
         for data in self._early:
             protocol.data_received(data)

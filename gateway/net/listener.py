@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import errno
+import functools
 import os
 import socket
 import ssl
@@ -19,9 +21,10 @@ from gateway.drain import Departing
 from gateway.failures import ExpectedError, Repeats
 from gateway.flow import Flowing
 from gateway.net.descriptors import descriptors
-from gateway.net.handshakes import Factory, Handshakes
-from gateway.net.proxied import AwaitedHeaders, Proxies
+from gateway.net.handshakes import Handshake
+from gateway.net.proxied import Proxies
 from gateway.net.strangers import Strangers
+from gateway.net.unfinished import Factory, ProxiedSocket, Unfinished
 from gateway.security.entrance import Entrance
 from gateway.security.throttle import peer_of
 from gateway.settings.listeners import ListenerSettings
@@ -78,12 +81,12 @@ class Listener:
         self.settings = settings
         self.is_secure = tls is not None
         self._make = accept
-        factory: Factory = self._admit
-        self._handshakes = None if tls is None else Handshakes(tls, factory, strangers)
-        if self._handshakes is not None:
-            factory = self._handshakes.accept
-        self._headers = None if proxies is None else AwaitedHeaders(proxies, factory, strangers)
-        self._factory = factory if self._headers is None else self._headers.accept
+        self._unfinished: set[Unfinished] = set()  # sockets in the PROXY header or the TLS handshake
+        self._factory: Factory = self._admit
+        if tls is not None:
+            self._factory = functools.partial(Handshake, tls, self._factory, strangers, self._unfinished)
+        if proxies is not None:
+            self._factory = functools.partial(ProxiedSocket, proxies, self._factory, strangers, self._unfinished)
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
         self._bound = ""
@@ -139,9 +142,7 @@ class Listener:
     @property
     def connections(self) -> int:
         """The number of open connections, including those in the PROXY header or the TLS handshake."""
-        headers = 0 if self._headers is None else len(self._headers.waiting)
-        handshakes = 0 if self._handshakes is None else len(self._handshakes.running)
-        return headers + handshakes + self.entrance.connections
+        return len(self._unfinished) + self.entrance.connections
 
     def pause(self) -> None:
         """Stop accepting; clients wait in the kernel's backlog."""
@@ -163,10 +164,8 @@ class Listener:
         """Stop listening; open connections stay open."""
         descriptors.listeners.discard(self)
         self.pause()
-        if self._handshakes is not None:
-            self._handshakes.stop()
-        if self._headers is not None:
-            self._headers.stop()
+        for unfinished in tuple(self._unfinished):
+            unfinished.abort()
         for one in self._sockets:
             one.close()
         self._sockets = []
@@ -191,7 +190,7 @@ class _Closed(asyncio.Protocol):
         cast("asyncio.Transport", transport).abort()
 
 
-class Server:
+class Server(abc.ABC):
     """One protocol's server, from the sockets of all its listeners to Kafka and back."""
 
     name: str  # of the protocol
@@ -204,9 +203,9 @@ class Server:
         """Serve this listener too. Must be called before the start."""
         self.listeners.append(listener)
 
+    @abc.abstractmethod
     def accept(self, entrance: Entrance) -> asyncio.BaseProtocol:
         """Return the asyncio protocol for a new socket of a listener."""
-        raise NotImplementedError
 
     async def start(self) -> None:
         """Listen; raise ListenError when an address cannot be bound."""
@@ -228,9 +227,9 @@ class Server:
         """Accept no more messages; those already received are still answered."""
         self.stop_accepting()
 
+    @abc.abstractmethod
     async def stop(self, timeout: float) -> None:
         """Close every connection with the protocol's own message, within `timeout` seconds."""
-        raise NotImplementedError
 
     def departing(self) -> Iterable[Departing]:
         """Return every connection, to be closed when the gateway stops."""
@@ -244,9 +243,9 @@ class Server:
         """Return the clients that operators can list, trace and close."""
         return ()
 
+    @abc.abstractmethod
     def statistics(self) -> msgspec.Struct:
         """Return the counts for the metrics."""
-        raise NotImplementedError
 
 
 def listen_error(key: str, address: Address, error: OSError) -> str:

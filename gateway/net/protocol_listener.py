@@ -23,7 +23,7 @@ from protocols.connection import Connection
 STOPPING: Final = "stopping"
 
 
-class ProtocolServer(Server, abc.ABC):
+class ProtocolServer(Server):
     """The pumps of one protocol; a subclass makes their connections and closes them in the protocol's way."""
 
     def __init__(

@@ -25,6 +25,14 @@ class StrangersStatistics(msgspec.Struct, frozen=True):
     dropped_total: Annotated[int, counter("connections aborted before the login, because of the budget for them")]
 
 
+class _Share(msgspec.Struct, eq=False):
+    """The bytes and connections of one address."""
+
+    bytes: int = 0
+    # the oldest first
+    members: collections.OrderedDict[Stranger, None] = msgspec.field(default_factory=collections.OrderedDict)
+
+
 class Stranger:
     """One connection that has sent bytes and has not logged in."""
 
@@ -38,20 +46,41 @@ class Stranger:
         self.share: _Share | None = None  # its address's, while this connection holds bytes
 
     def received(self, size: int) -> bool:
-        """Count received bytes. False means that the connection was aborted for them."""
-        return self._strangers.count(self, size)
+        """Count received bytes; over the limit, abort the oldest connections of the address with most bytes.
+
+        Returns False if this connection was aborted.
+        """
+        strangers, share = self._strangers, self.share
+        if share is None:
+            share = self.share = strangers.shares.setdefault(self.address, _Share())
+            share.members[self] = None
+            strangers.count += 1
+        self.bytes += size
+        share.bytes += size
+        strangers.bytes += size
+        stays = True
+        while strangers.bytes > strangers.limit:
+            heaviest = max(strangers.shares.values(), key=lambda share: share.bytes)
+            victim = next(iter(heaviest.members))
+            victim.leave()
+            strangers.dropped += 1
+            victim.drop()
+            stays = stays and victim is not self
+        return stays
 
     def leave(self) -> None:
         """Stop counting: the peer has logged in or disconnected."""
-        self._strangers.leave(self)
-
-
-class _Share(msgspec.Struct, eq=False):
-    """The bytes and connections of one address."""
-
-    bytes: int = 0
-    # the oldest first
-    members: collections.OrderedDict[Stranger, None] = msgspec.field(default_factory=collections.OrderedDict)
+        strangers, share = self._strangers, self.share
+        if share is None:
+            return
+        self.share = None
+        del share.members[self]
+        strangers.count -= 1
+        share.bytes -= self.bytes
+        strangers.bytes -= self.bytes
+        self.bytes = 0
+        if not share.members:
+            del strangers.shares[self.address]
 
 
 class Strangers:
@@ -59,52 +88,14 @@ class Strangers:
 
     def __init__(self, limit_bytes: int) -> None:
         """Allow `limit_bytes` for all connections together."""
-        self._limit = limit_bytes
-        self._bytes = 0
-        self._shares: dict[str, _Share] = {}
-        self._count = self._dropped = 0
+        self.limit = limit_bytes
+        self.bytes = self.count = self.dropped = 0
+        self.shares: dict[str, _Share] = {}  # by address
 
     def enter(self, address: str, drop: Callable[[], None]) -> Stranger:
         """Register a new connection; `address` is from `address_of`, `drop` aborts the connection."""
         return Stranger(self, address, drop)
 
-    def count(self, stranger: Stranger, size: int) -> bool:
-        """Count bytes of a connection; over the limit, abort the oldest connections of the address with most bytes."""
-        share = stranger.share
-        if share is None:
-            share = self._shares.get(stranger.address)
-            if share is None:
-                share = self._shares[stranger.address] = _Share()
-            stranger.share = share
-            share.members[stranger] = None
-            self._count += 1
-        stranger.bytes += size
-        share.bytes += size
-        self._bytes += size
-        stays = True
-        while self._bytes > self._limit:
-            heaviest = max(self._shares.values(), key=lambda share: share.bytes)
-            victim = next(iter(heaviest.members))
-            self.leave(victim)
-            self._dropped += 1
-            victim.drop()
-            stays = stays and victim is not stranger
-        return stays
-
-    def leave(self, stranger: Stranger) -> None:
-        """Stop counting the bytes of a connection."""
-        share = stranger.share
-        if share is None:
-            return
-        stranger.share = None
-        del share.members[stranger]
-        self._count -= 1
-        share.bytes -= stranger.bytes
-        self._bytes -= stranger.bytes
-        stranger.bytes = 0
-        if not share.members:
-            del self._shares[stranger.address]
-
     def statistics(self) -> StrangersStatistics:
         """Return the counts so far."""
-        return StrangersStatistics(bytes=self._bytes, connections=self._count, dropped_total=self._dropped)
+        return StrangersStatistics(bytes=self.bytes, connections=self.count, dropped_total=self.dropped)

@@ -76,13 +76,7 @@ class RestServer(HttpServer):
         contract = load_contract()
         self._storing = Storing(services.publisher, services.keyed)
         self._produce = Produce(services.publisher, self._storing, overload, config)
-        self._uploads = Uploads(
-            services.publisher,
-            overload,
-            max_uploads=config.max_uploads,
-            max_line_bytes=config.max_line_bytes,
-            idle_s=config.header_timeout_s,
-        )
+        self._uploads = Uploads(services.publisher, overload, config)
         cloud_events = CloudEvents(self._storing, overload, config.max_records)
         self._consumers = Consumers(services, limits)
         self._reads = RecordPages(services, limits)

@@ -105,7 +105,7 @@ def to_records(
     return target.any_records(body, limit) if plain is None else plain
 
 
-def from_lines(lines: bytes, topic: str, principal: str, trace: Headers = ()) -> list[Record | RestError]:
+def from_lines(lines: bytes, topic: str, principal: str, trace: Headers = ()) -> Sequence[Record | RestError]:
     """Decode complete lines, each a record in the json format.
 
     A line that is not valid gives an error in its place; a blank line gives nothing. `principal` is the client's,
@@ -115,7 +115,7 @@ def from_lines(lines: bytes, topic: str, principal: str, trace: Headers = ()) ->
     plain = decode_lines(PLAIN_LINE, lines)
     if plain is not None:
         compact = spaces(lines) == lines.count(b"\n")
-        return [*target.plain_json(plain, bytes if compact else compact_json)]
+        return target.plain_json(plain, bytes if compact else compact_json)
     entries = decode_lines(LINE, lines)
     if entries is not None:
         try:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -53,10 +52,9 @@ class BodyDecoder:
     def __init__(self, coding: str) -> None:
         """`coding` is one of `CODINGS`."""
         self._coding = coding
-        self._begin = _BEGIN[coding]
-        self._one = coding == "deflate"
-        self._stream: _Zlib | _Zstd | None = None  # None before the first member, and between two
+        self._stream: Any = None  # of one member, stream or frame; None before the first, and between two
         self._begun = False
+        self._head = b""  # of a deflate stream: its first byte, if it came alone
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield decoded pieces of at most `PIECE` bytes, none empty. Consume all of them before the next call.
@@ -66,21 +64,36 @@ class BodyDecoder:
         """
         try:
             for start in range(0, len(data), _STEP):
-                left = data[start : start + _STEP]
+                left = self._head + data[start : start + _STEP]
+                self._head = b""
                 while left:
-                    if self._stream is None:
-                        if self._begun and self._one:
-                            raise CodingError(self._broken("it has data after its end"))
-                        self._stream = self._begin()
-                        self._begun = True
+                    if self._stream is None and not self._begin(left):
+                        break
                     stream = self._stream
-                    yield from stream.pieces(left)
+                    yield from _zstd_pieces(stream, left) if self._coding == "zstd" else _zlib_pieces(stream, left)
                     left = b""
-                    if stream.ended:
-                        left = stream.unused
+                    if stream.eof:
+                        left = stream.unused_data
                         self._stream = None
         except (zlib.error, zstd.ZstdError) as error:
             raise CodingError(self._broken(str(error))) from error
+
+    def _begin(self, data: bytes) -> bool:
+        """Begin a member, stream or frame. False means that more data is needed."""
+        if self._coding == "zstd":
+            self._stream = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
+        elif self._coding == "gzip":
+            self._stream = zlib.decompressobj(_GZIP)
+        elif self._begun:
+            raise CodingError(self._broken("it has data after its end"))
+        elif len(data) < 2:
+            self._head = data
+            return False
+        else:  # some clients send deflate without zlib's header (RFC 9110 section 8.4.1.2, note)
+            framed = data[0] & 0x0F == 8 and int.from_bytes(data[:2], "big") % 31 == 0
+            self._stream = zlib.decompressobj(zlib.MAX_WBITS if framed else -zlib.MAX_WBITS)
+        self._begun = True
+        return True
 
     def finish(self) -> None:
         """Check at the end of the body that its coding has ended too; else CodingError."""
@@ -91,63 +104,21 @@ class BodyDecoder:
         return f"The request body is not {self._coding}: {reason}"
 
 
-class _Zlib:
-    def __init__(self, wbits: int | None) -> None:
-        """`wbits` is zlib's argument. None means deflate, whose first two bytes show whether it has zlib's header."""
-        self._object = None if wbits is None else zlib.decompressobj(wbits)
-        self._head = b""
-
-    @property
-    def ended(self) -> bool:
-        return self._object is not None and self._object.eof
-
-    @property
-    def unused(self) -> bytes:
-        return b"" if self._object is None else self._object.unused_data
-
-    def pieces(self, data: bytes) -> Iterator[bytes]:
-        if self._object is None:
-            data = self._head + data
-            if len(data) < 2:
-                self._head = data
-                return
-            # Some clients send deflate without the header (RFC 9110 section 8.4.1.2, note).
-            framed = data[0] & 0x0F == 8 and int.from_bytes(data[:2], "big") % 31 == 0
-            self._object = zlib.decompressobj(zlib.MAX_WBITS if framed else -zlib.MAX_WBITS)
-        while True:
-            piece = self._object.decompress(data, PIECE)
-            if piece:
-                yield piece
-            data = self._object.unconsumed_tail
-            if self._object.eof or (not data and len(piece) < PIECE):
-                return
+def _zlib_pieces(stream: Any, data: bytes) -> Iterator[bytes]:
+    while True:
+        piece = stream.decompress(data, PIECE)
+        if piece:
+            yield piece
+        data = stream.unconsumed_tail
+        if stream.eof or (not data and len(piece) < PIECE):
+            return
 
 
-class _Zstd:
-    def __init__(self) -> None:
-        self._object = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
-
-    @property
-    def ended(self) -> bool:
-        return self._object.eof
-
-    @property
-    def unused(self) -> bytes:
-        return self._object.unused_data
-
-    def pieces(self, data: bytes) -> Iterator[bytes]:
-        while True:
-            piece = self._object.decompress(data, PIECE)
-            if piece:
-                yield piece
-            data = b""
-            if self._object.eof or self._object.needs_input:
-                return
-
-
-_BEGIN: Final[dict[str, Callable[[], _Zlib | _Zstd]]] = {
-    "gzip": partial(_Zlib, _GZIP),
-    "deflate": partial(_Zlib, None),
-    "zstd": _Zstd,
-}
-"""Makes the decoder of one member, stream or frame."""
+def _zstd_pieces(stream: zstd.ZstdDecompressor, data: bytes) -> Iterator[bytes]:
+    while True:
+        piece = stream.decompress(data, PIECE)
+        if piece:
+            yield piece
+        data = b""
+        if stream.eof or stream.needs_input:
+            return

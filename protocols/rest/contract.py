@@ -19,7 +19,7 @@ from typing import Any, Final
 import jsonschema_rs
 import msgspec
 
-from protocols.rest.errors import Fault, RestError, invalid, is_text, refused_by_contract
+from protocols.rest.errors import Fault, RestError, invalid, is_text
 from protocols.rest.requests import decode
 
 METHODS: Final = ("delete", "get", "head", "options", "patch", "post", "put")
@@ -30,6 +30,7 @@ _WORDS: Final = "x-words"
 _LINES: Final = "x-lines"
 _BOUNDS: Final = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern"})  # of a string
 _ANYTHING: Final = msgspec.json.Decoder(Any)
+_TYPES: Final = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
 _NUMBER_DIGITS: Final = 19  # of an integer in a path or query; no parameter needs more than 64 bits
 
 
@@ -68,7 +69,7 @@ class Schema:
                 lines += _flat_lines(error)
             else:
                 lines.append(f"{_cut(error.message)} - at {place or f'`{_json_path(error.instance_path)}`'}")
-        raise refused_by_contract(status, lines)
+        raise invalid(*lines, status=status)
 
     def _error_text(self, error: jsonschema_rs.ValidationError) -> str:
         words: str | None = self._extension(_WORDS, error)
@@ -298,25 +299,11 @@ def _flat_lines(error: jsonschema_rs.ValidationError) -> list[str]:
         return [f'Property "{_cut(name)}" does not match additional properties schema' for name in kind.unexpected]
     lines = [f'Property "{name}" does not match schema' for name in error.instance_path]
     if isinstance(kind, jsonschema_rs.ValidationErrorKind.Type):
-        return [*lines, f"Instance type {_kind(error.instance)} is invalid. Expected {', '.join(kind.types)}"]
+        return [
+            *lines,
+            f"Instance type {_TYPES.get(type(error.instance), 'number')} is invalid. Expected {', '.join(kind.types)}",
+        ]
     return [*lines, _cut(error.message)]
-
-
-def _kind(value: object) -> str:
-    """Return JSON Schema's name for the type of a decoded value."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case dict():
-            return "object"
-        case _:
-            return "number"
 
 
 def _json_path(path: Sequence[str | int]) -> str:

@@ -78,23 +78,8 @@ def not_found(message: str = "Not Found", fault: Fault | None = None) -> RestErr
     return RestError(404, message, fault=fault)
 
 
-def method_not_allowed(allowed: Sequence[str]) -> RestError:
-    """405 with the methods of the path (RFC 9110 section 15.5.6)."""
-    return RestError(405, "Method Not Allowed", headers=(("Allow", ", ".join(allowed)),))
-
-
-def not_acceptable(offered: Sequence[str]) -> RestError:
-    """406: the client accepts none of the `offered` media types (RFC 9110 section 15.5.7)."""
-    return RestError(406, f"Not Acceptable: available are {', '.join(offered)}")
-
-
-def invalid(detail: str) -> RestError:
-    """400: the body or a parameter violates the contract; `detail` names the place."""
-    return RestError(400, "Validation error on: Schema validation error", validation_errors=(detail,))
-
-
-def refused_by_contract(status: int, details: Sequence[str]) -> RestError:
-    """400, or the status that the contract says: values violate their schemas; one line for each."""
+def invalid(*details: str, status: int = 400) -> RestError:
+    """400, or the `status` that the contract says: the body or a parameter violates it; `details` name the places."""
     return RestError(status, "Validation error on: Schema validation error", validation_errors=details)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from protocols.rest.confluent import PREFIX, Dialect
 from protocols.rest.contract import Operation
-from protocols.rest.errors import method_not_allowed, not_found
+from protocols.rest.errors import RestError, not_found
 
 
 class Match(NamedTuple):
@@ -74,7 +74,8 @@ class Router:
         node, values = self._find(raw_path, method)
         operation = node.operations.get(method)
         if operation is None:
-            raise method_not_allowed(_methods(node.operations))
+            allowed = ", ".join(_methods(node.operations))
+            raise RestError(405, "Method Not Allowed", headers=(("Allow", allowed),))
         return Match(operation, tuple(values))
 
     def _find(self, raw_path: str, method: str | None = None) -> tuple[_Node, list[str]]:

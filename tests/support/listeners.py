@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from gateway.config import Address, SecurityConfig
+from gateway.net.http_server import HttpServer
 from gateway.net.listener import Listener, Server
 from gateway.net.proxied import Proxies
 from gateway.net.strangers import Strangers
@@ -41,3 +45,27 @@ def one_listener(
 def listening(server: Server, address: Address = LOCAL, **options: Any) -> None:
     """Add a listener to a server; it starts with the server."""
     server.add(one_listener(server.accept, address, **options))
+
+
+class BareServer(Server):
+    """A server without connections."""
+
+    def accept(self, entrance: Entrance) -> asyncio.BaseProtocol:
+        """See `Server`."""
+        raise NotImplementedError
+
+    async def stop(self, timeout: float) -> None:
+        """See `Server`."""
+        self.stop_accepting()
+
+    def statistics(self) -> msgspec.Struct:
+        """See `Server`."""
+        raise NotImplementedError
+
+
+class BareHttpServer(HttpServer):
+    """An HTTP server that a test gives its handler; nobody asks for its counts."""
+
+    def statistics(self) -> msgspec.Struct:
+        """See `Server`."""
+        raise NotImplementedError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from aiohttp import web
 from aiokafka import TopicPartition
 
@@ -20,22 +19,6 @@ from mapping.record import is_topic_name
 from protocols.rest.admin import decode_topic
 from protocols.rest.errors import Fault, RestError, not_found
 from protocols.rest.responses import encode
-
-
-class Replica(msgspec.Struct, frozen=True, gc=False):
-    """One broker's copy of a partition."""
-
-    broker: int
-    leader: bool
-    in_sync: bool
-
-
-class PartitionView(msgspec.Struct, frozen=True):
-    """One partition and its replicas."""
-
-    partition: int
-    leader: int
-    replicas: tuple[Replica, ...]
 
 
 class TopicOperations(OperationSet):
@@ -75,8 +58,8 @@ class TopicOperations(OperationSet):
 
     async def get_offsets(self, call: Call, topic: str, partition: int) -> web.StreamResponse:
         """`GET /topics/{topicname}/partitions/{partitionid}/offsets`."""
-        view = await self._partition(call.grant, topic, partition)
-        where = TopicPartition(topic, view.partition)
+        await self._partition(call.grant, topic, partition)  # 404 if it does not exist
+        where = TopicPartition(topic, partition)
         first = await self._lookup.beginnings([where])
         end = await self._lookup.ends([where])
         return control_answer(encode({"beginning_offset": first[where], "end_offset": end[where]}))
@@ -118,14 +101,14 @@ class TopicOperations(OperationSet):
         await self._topics.refresh()
         return grant.visible_topics(sorted(self._topics.names))
 
-    async def _partition(self, grant: Grant, topic: str, partition: int) -> PartitionView:
+    async def _partition(self, grant: Grant, topic: str, partition: int) -> dict[str, Any]:
         for view in await self.partitions(grant, topic):
-            if view.partition == partition:
+            if view["partition"] == partition:
                 return view
         raise not_found(f"Topic {topic} has no partition {partition}", Fault.PARTITION)
 
-    async def partitions(self, grant: Grant, topic: str) -> list[PartitionView]:
-        """Return a topic's partitions in order.
+    async def partitions(self, grant: Grant, topic: str) -> list[dict[str, Any]]:
+        """Return a topic's partitions in order, as the contract shows them.
 
         Raises:
             Refused: Kafka does not answer.
@@ -154,10 +137,13 @@ class TopicOperations(OperationSet):
             return {}
 
 
-def _view(partition: dict[str, Any]) -> PartitionView:
+def _view(partition: dict[str, Any]) -> dict[str, Any]:
     leader, in_sync = partition["leader"], partition["isr"]
-    return PartitionView(
-        partition["partition"],
-        leader,
-        tuple(Replica(broker, broker == leader, broker in in_sync) for broker in partition["replicas"]),
-    )
+    return {
+        "partition": partition["partition"],
+        "leader": leader,
+        "replicas": [
+            {"broker": broker, "leader": broker == leader, "in_sync": broker in in_sync}
+            for broker in partition["replicas"]
+        ],
+    }

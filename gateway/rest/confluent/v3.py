@@ -234,7 +234,7 @@ class ConfluentV3(OperationSet):
         partitions = await self._topics.partitions(call.grant, topic)
         own = call.grant.names.own(topic)
         address = _address(call, _CLUSTERS, cluster, "topics", own)
-        return _answer(topic_view(cluster, own, address, len(partitions), len(partitions[0].replicas)))
+        return _answer(topic_view(cluster, own, address, len(partitions), len(partitions[0]["replicas"])))
 
     async def _check_cluster(self, cluster: str) -> None:
         if cluster != await self._cluster_id():

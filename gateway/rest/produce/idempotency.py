@@ -108,34 +108,25 @@ class KeyedRequests:
         if len(self._running) >= self._max_running:
             raise busy("Too many requests with a key are in progress; try again")
         self._running.add(name)
-        done: asyncio.Future[web.Response | RestError | Refused] = asyncio.get_running_loop().create_future()
-        self._spawn(self._run(done, name, digest, call.grant, records))
-        outcome = await done
+        outcome: web.Response | RestError | Refused
+        outcome = await asyncio.shield(self._spawn(self._run(name, digest, call.grant, records)))
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     async def _run(
-        self,
-        done: asyncio.Future[web.Response | RestError | Refused],
-        name: str,
-        digest: str,
-        grant: Grant,
-        records: list[Record],
-    ) -> None:
-        """Execute a request independently of its client, and set its answer or error in `done`. Never raises."""
-        outcome: web.Response | RestError | Refused
+        self, name: str, digest: str, grant: Grant, records: list[Record]
+    ) -> web.Response | RestError | Refused:
+        """Execute a request independently of its client, and return its answer or error. Never raises."""
         try:
-            outcome = await self._once(name, digest, grant, records)
+            return await self._once(name, digest, grant, records)
         except (RestError, Refused) as error:
-            outcome = error
+            return error
         except Exception as error:  # contained, so that the client gets an answer
             failures.report("request", error, "with a key")
-            outcome = RestError(500, INTERNAL_ERROR, close=True)
+            return RestError(500, INTERNAL_ERROR, close=True)
         finally:
             self._running.discard(name)
-        if not done.done():  # it is cancelled if the client has disconnected
-            done.set_result(outcome)
 
     async def _once(self, name: str, digest: str, grant: Grant, records: list[Record]) -> web.Response:
         now = self._wall_clock()

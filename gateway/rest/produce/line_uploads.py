@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
 from aiohttp import StreamReader, web
 
+from gateway.config import HttpConfig
 from gateway.kafka.publish.publisher import Publisher
 from gateway.rest.produce.streamed_records import Upload
 from gateway.rest.produce.tickets import denied_key
@@ -53,7 +54,7 @@ class LineUpload(Upload):
             else:
                 self.take(self._allowed(from_lines(block, self.topic, self._grant.identity.name, self._trace)))
 
-    def _allowed(self, found: list[Record | RestError]) -> Iterable[Record | RestError]:
+    def _allowed(self, found: Sequence[Record | RestError]) -> Sequence[Record | RestError]:
         grant, topic = self._grant, self.topic
         if grant.publish.uniform(topic):  # checked again: rights may change during a long upload
             return found
@@ -66,18 +67,11 @@ class LineUpload(Upload):
 class Uploads(OperationSet):
     """The operation that stores lines. It also runs the uploads of other dialects."""
 
-    def __init__(
-        self, publisher: Publisher, overload: OverloadGuard, *, max_uploads: int, max_line_bytes: int, idle_s: float
-    ) -> None:
-        """`idle_s` is the longest pause of a client, in sending or in reading its reports.
-
-        Each of at most `max_uploads` uploads holds up to `streamed_records.WINDOW` reports.
-        """
+    def __init__(self, publisher: Publisher, overload: OverloadGuard, config: HttpConfig) -> None:
         self._publisher = publisher
         self._overload = overload
-        self._max_uploads = max_uploads
-        self._max_line_bytes = max_line_bytes
-        self._idle_s = idle_s
+        self._config = config
+        self._idle_s = config.header_timeout_s  # the longest pause of a client, in sending or in reading its reports
         self._active: set[StreamReader] = set()
         self._counts = UploadsStatistics()
         self.operations = {"uploadRecords": self.upload}
@@ -94,7 +88,7 @@ class Uploads(OperationSet):
         trace = call.begin_publish(topic)
 
         def make() -> LineUpload:
-            return LineUpload(self._publisher, topic, call.grant, trace, self._max_line_bytes)
+            return LineUpload(self._publisher, topic, call.grant, trace, self._config.max_line_bytes)
 
         return await self.run(call, topic, make, LINES_TYPE)
 
@@ -109,7 +103,7 @@ class Uploads(OperationSet):
         """
         if not call.grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
-        if len(self._active) >= self._max_uploads:
+        if len(self._active) >= self._config.max_uploads:  # each holds up to `streamed_records.WINDOW` reports
             raise busy("Too many uploads; try again", close=True)
         with call.enter(self._overload, topic) as slot:
             await self._publisher.topic(topic, principal=call.grant.identity.name)

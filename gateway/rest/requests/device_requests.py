@@ -34,13 +34,6 @@ from protocols.rest.errors import RestError, busy, unprocessable
 LINGER_S: Final = 30.0  # how long the reply topic is read after the last request, to count late answers
 
 
-class PendingRequest(msgspec.Struct, eq=False):
-    """One request that waits for its answer."""
-
-    correlation_id: str  # the answer must have it too
-    answer: asyncio.Future[Received]  # done with the answer
-
-
 class Replies:
     """The open requests of the process, or of a tenant; the `Fanout` of the reply topic.
 
@@ -63,7 +56,7 @@ class Replies:
         self._key = name.encode()
         self._publisher = publisher
         self._random_id = random_id
-        self._open: dict[str, PendingRequest] = {}
+        self._open: dict[str, asyncio.Future[Received]] = {}  # the answers by correlation id
         self._users = 0
         self._watch = LingeringWatch(live_reader, topic, self, lambda: self._users, linger_s=LINGER_S)
 
@@ -74,24 +67,27 @@ class Replies:
     def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
         """Hand an answer to its request. Returns no subscribers (`contracts.Fanout`)."""
         if record.key == self._key:
-            pending = self._open.pop(correlation_of(record) or "", None)
-            if pending is None:
+            answer = self._open.pop(correlation_of(record) or "", None)
+            if answer is None:
                 self.late += 1
-            elif not pending.answer.done():
-                pending.answer.set_result(record)
+            elif not answer.done():
+                answer.set_result(record)
         return ()
 
     @contextmanager
-    def expect_answer(self) -> Iterator[PendingRequest]:
-        """Open a request during the block. Await `listen` before sending it, or its answer may be missed."""
-        pending = PendingRequest(self._random_id(), asyncio.get_running_loop().create_future())
-        self._open[pending.correlation_id] = pending
+    def expect_answer(self) -> Iterator[tuple[str, asyncio.Future[Received]]]:
+        """Open a request during the block: its correlation id, which the answer must have too, and its answer.
+
+        Await `listen` before sending it, or its answer may be missed.
+        """
+        name = self._random_id()
+        answer = self._open[name] = asyncio.get_running_loop().create_future()
         self._users += 1
         try:
-            yield pending
+            yield name, answer
         finally:
-            self._open.pop(pending.correlation_id, None)
-            pending.answer.cancel()
+            self._open.pop(name, None)
+            answer.cancel()
             self._users -= 1
             if not self._users:
                 self._watch.release()
@@ -157,12 +153,12 @@ class DeviceRequests(OperationSet):
             raise busy("Too many requests wait for devices; try again")
         self._counts.requests_total += 1
         replies = self._replies_for(names)
-        with replies.expect_answer() as pending:
+        with replies.expect_answer() as (correlation_id, answered):
             principal = call.grant.identity.name
             with call.enter(self._overload, destination.topic) as slot:
                 body = await call.unchecked_body()
                 slot.count_records(1, len(body))
-                reply = replies.address, pending.correlation_id
+                reply = replies.address, correlation_id
                 record = self._request_record(call, destination, body, reply, timeout_ms)
                 deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
                 try:
@@ -178,7 +174,7 @@ class DeviceRequests(OperationSet):
                     raise self._timed_out(timeout_ms) from error
             try:
                 async with asyncio.timeout_at(deadline):
-                    answer = await pending.answer
+                    answer = await answered
             except TimeoutError as error:
                 raise self._timed_out(timeout_ms) from error
         self._counts.answered_total += 1

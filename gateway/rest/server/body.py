@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from aiohttp import web
@@ -60,32 +61,27 @@ class BodyReader:
             received = size = 0  # bytes on the wire, and decoded
             loop = asyncio.get_running_loop()
             began = loop.time()
-            async with asyncio.timeout(self._timeout_s) as timer:
-                while received <= max_bytes:  # a coded body can be longer than the decoded one
-                    part = await content.readany()
-                    if not part:
-                        if decoder is not None:
-                            decoder.finish()
-                        return b"".join(parts)
-                    received += len(part)
-                    for piece in (part,) if decoder is None else decoder.feed(part):
-                        size += len(piece)
-                        if size > max_bytes:
-                            raise too_large(max_bytes)
-                        if size > counted:  # chunked, or larger than announced once decoded
-                            self._overload.receive_body(size - counted)
-                            counted = size
-                        parts.append(piece)
-                        if decoder is not None and len(parts) % TURN == 0:
-                            await asyncio.sleep(0)
-                    timer.reschedule(began + self._timeout_s + received / self._min_rate)
-                raise too_large(max_bytes)
-        except TimeoutError as error:
-            raise RestError(408, "The request body came too slowly", close=True) from error
-        except CodingError as error:
-            raise RestError(400, str(error), close=True) from error
-        except (web.RequestPayloadError, HttpProcessingError) as error:
-            raise RestError(400, "The request body is broken", close=True) from error
+            with _refused():
+                async with asyncio.timeout(self._timeout_s) as timer:
+                    while received <= max_bytes:  # a coded body can be longer than the decoded one
+                        part = await content.readany()
+                        if not part:
+                            if decoder is not None:
+                                decoder.finish()
+                            return b"".join(parts)
+                        received += len(part)
+                        for piece in (part,) if decoder is None else decoder.feed(part):
+                            size += len(piece)
+                            if size > max_bytes:
+                                raise too_large(max_bytes)
+                            if size > counted:  # chunked, or larger than announced once decoded
+                                self._overload.receive_body(size - counted)
+                                counted = size
+                            parts.append(piece)
+                            if decoder is not None and len(parts) % TURN == 0:
+                                await asyncio.sleep(0)
+                        timer.reschedule(began + self._timeout_s + received / self._min_rate)
+                    raise too_large(max_bytes)
         finally:
             self._overload.release_body(counted)
 
@@ -101,28 +97,33 @@ class BodyReader:
         content = request.content
         coding = check_coding(request)
         decoder = None if coding is None else BodyDecoder(coding)
-        while True:
-            try:
+        with _refused():
+            while True:
                 async with asyncio.timeout(idle_s):
                     part = await content.readany()
-            except TimeoutError as error:
-                raise RestError(408, "The request body came too slowly", close=True) from error
-            except (web.RequestPayloadError, HttpProcessingError) as error:
-                raise RestError(400, "The request body is broken", close=True) from error
-            if decoder is None:
                 if not part:
-                    return
-                yield part
-                continue
-            try:
-                if not part:
-                    decoder.finish()
-                    return
+                    break
+                if decoder is None:
+                    yield part
+                    continue
                 for piece in decoder.feed(part):
                     yield piece
                     await asyncio.sleep(0)  # a part may be a thousand pieces: let the loop run others
-            except CodingError as error:
-                raise RestError(400, str(error), close=True) from error
+            if decoder is not None:
+                decoder.finish()
+
+
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """Turn what can be wrong with a body into the answer."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise RestError(408, "The request body came too slowly", close=True) from error
+    except CodingError as error:
+        raise RestError(400, str(error), close=True) from error
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        raise RestError(400, "The request body is broken", close=True) from error
 
 
 def answer_expectation(request: web.BaseRequest) -> None:

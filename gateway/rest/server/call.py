@@ -18,7 +18,7 @@ from gateway.rest.server.overload import OverloadGuard, ProduceSlot
 from mapping.record import Headers
 from mapping.rest.incoming import trace_headers
 from protocols.rest.contract import Operation, check_body
-from protocols.rest.errors import RestError, not_acceptable
+from protocols.rest.errors import RestError
 from protocols.rest.media import body_type, preferred
 
 _UNUSUAL: Final = (hdrs.CONTENT_ENCODING, hdrs.UPGRADE, "traceparent")
@@ -122,7 +122,7 @@ class Call:
         choice = offered or self.operation.success_media()
         found = preferred(self.request.headers.get("Accept"), choice)
         if found is None:
-            raise not_acceptable(choice)
+            raise RestError(406, f"Not Acceptable: available are {', '.join(choice)}")
         return found
 
     async def begin(self, answer: web.StreamResponse) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.config import SecurityConfig
 from gateway.net.http_server import HttpServer
-from tests.support.listeners import listening
+from tests.support.listeners import BareHttpServer, listening
 from tests.support.waiting import wait_until
 
 GOOD = b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -41,7 +41,7 @@ def refuse(status: int, reason: str) -> web.StreamResponse:
 
 @pytest.fixture(scope="module")
 async def server() -> AsyncIterator[HttpServer]:
-    served = HttpServer("echo", echo, refuse, SecurityConfig(), head_timeout_s=30.0)
+    served = BareHttpServer("echo", echo, refuse, SecurityConfig(), head_timeout_s=30.0)
     listening(served)
     await served.start()
     yield served
@@ -180,7 +180,7 @@ async def test_a_kicked_client_that_reads_nothing_is_closed(monkeypatch: pytest.
     async def large(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(body=bytes(32 * 1024 * 1024))
 
-    served = HttpServer("large", large, refuse, SecurityConfig(), head_timeout_s=30.0)
+    served = BareHttpServer("large", large, refuse, SecurityConfig(), head_timeout_s=30.0)
     listening(served)
     await served.start()
     host, _, port = served.bound.rpartition(":")

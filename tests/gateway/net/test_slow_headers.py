@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from gateway.config import Address
-from gateway.net import proxied
+from gateway.net import unfinished
 from gateway.net.listener import Listener
-from gateway.net.proxied import BUFFER_BYTES, Proxies, Source
+from gateway.net.proxied import Proxies, Source
 from gateway.net.strangers import Strangers
+from gateway.net.unfinished import BUFFER_BYTES
 from gateway.security.throttle import address_of, peer_of
 from protocols.proxy import SIGNATURE
 from tests.support.listeners import one_listener
@@ -82,7 +83,7 @@ def header(source: str) -> bytes:
 
 
 async def test_a_missing_or_slow_header_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxied, "HEADER_S", 0.2)
+    monkeypatch.setattr(unfinished, "HEADER_S", 0.2)
     async with behind() as gateway:
         silent, mute = await gateway.connect()
         dripping, dripper = await gateway.connect()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.net.listener import Server
 from gateway.net.websocket import WebSocket
+from tests.support.listeners import BareServer
 from tests.support.websocket import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame, parse
 
 
@@ -90,7 +91,7 @@ class User(asyncio.Protocol):
 
 def opened(received: bytes = b"", listener: Server | None = None) -> tuple[WebSocket, Wire, User]:
     wire, user = Wire(), User()
-    websocket = WebSocket(wire, user, listener or Server())
+    websocket = WebSocket(wire, user, listener or BareServer())
     websocket.start(received)
     return websocket, wire, user
 
@@ -231,7 +232,7 @@ async def test_we_close_and_the_peers_answer_ends_it() -> None:
 
 
 async def test_once_its_listener_has_stopped_we_close_for_a_restart() -> None:
-    listener = Server()
+    listener = BareServer()
     websocket, peer, _ = opened(listener=listener)
     listener.stop_accepting()
     websocket.write(b"last")

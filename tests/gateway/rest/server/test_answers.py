@@ -12,7 +12,7 @@ from aiohttp import web
 from gateway.config import SecurityConfig
 from gateway.net.http_server import HttpServer
 from gateway.rest.server.answers import control_answer, direct_answer
-from tests.support.listeners import listening
+from tests.support.listeners import BareHttpServer, listening
 
 BODY = b'{"offsets":[]}'
 GET = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -26,7 +26,7 @@ async def answer(request: web.BaseRequest) -> web.Response:
 async def server() -> AsyncIterator[HttpServer]:
     """A server that answers every request with `BODY`."""
     refuse = lambda status, text: web.Response(status=status)  # noqa: E731
-    server = HttpServer("test", answer, refuse, SecurityConfig(), head_timeout_s=20)
+    server = BareHttpServer("test", answer, refuse, SecurityConfig(), head_timeout_s=20)
     listening(server)
     await server.start()
     yield server

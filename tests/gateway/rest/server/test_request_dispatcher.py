@@ -28,7 +28,7 @@ from protocols.rest.contract import Contract, assemble
 from protocols.rest.errors import RestError
 from protocols.rest.responses import encode
 from tests.gateway.rest.conftest import raw_exchange
-from tests.support.listeners import listening
+from tests.support.listeners import BareHttpServer, listening
 
 OK = {"200": {"description": "ok", "content": {"text/plain": {}, "application/json": {}}}}
 CONTRACT = {
@@ -96,7 +96,7 @@ def app_of(*modules: OperationSet) -> RequestDispatcher:
 
 @pytest.fixture
 async def served() -> AsyncIterator[HttpServer]:
-    server = HttpServer(
+    server = BareHttpServer(
         "echo",
         app_of(Echo()).handle,
         lambda status, reason: error_answer(RestError(status, reason)),
