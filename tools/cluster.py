@@ -23,7 +23,7 @@ from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.class_archive import archive_options, archive_path
 from gateway.embedded.jars import cache_directory, console_report, ensure_jars, locked_version
 from gateway.embedded.java import SetupError, find_java
-from gateway.embedded.storage import HOST, BrokerError, PortTakenError
+from gateway.embedded.storage import HOST, BrokerError, Marker, PortTakenError
 from gateway.spawn import Tasks
 from tools.secured import LISTENERS, USER, Secured
 
@@ -139,6 +139,9 @@ class Cluster:
             last = (marker.port, marker.controller_port) if marker is not None else (0, 0)
             port, controller = (_free(one, taken) for one in last)
             ports[node] = port, controller
+            if marker is None:
+                self._home(node).mkdir(parents=True, exist_ok=True)
+                storage.write_marker(self._home(node), Marker(storage.LAYOUT, kafka, cluster_id, port, controller))
             if self.secured is not None:
                 last_ports = self.ports.get(node, {})
                 self.ports[node] = {name: _free(last_ports.get(name, 0), taken) for name in LISTENERS}
@@ -156,14 +159,13 @@ class Cluster:
                 heap=self._heap,
                 settings={
                     **self._settings,
+                    "node.id": str(node),
                     "controller.quorum.voters": voters,
                     "broker.rack": f"rack-{node}",
                     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
                     **({} if secured is None else secured.settings(port, controller, self.ports[node])),
                 },
                 java_options=(*self._java_options, *(() if secured is None else secured.java_options)),
-                node=node,
-                cluster_id=cluster_id,
                 format_options=() if secured is None else secured.format_options,
             )
             for node, (port, controller) in ports.items()

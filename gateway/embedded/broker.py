@@ -76,16 +76,13 @@ class EmbeddedBroker:
         settings: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
         patience_s: float = PATIENCE_S,
-        node: int = 1,
-        cluster_id: str | None = None,
         format_options: Sequence[str] = (),
     ) -> None:
         """Describe the broker; nothing happens before `start`.
 
         `jars` is the set `kafka` of the jar lock, `heap` the JVM's largest heap (`1g`). Port 0 means the port of the
         last start, or a free one. `settings` and `java_options` override the defaults. A start without progress for
-        `patience_s` fails. `node` is the node id. New data get `cluster_id` (None: a random one) and are formatted with
-        `format_options` of Kafka's storage tool.
+        `patience_s` fails. New data are formatted with `format_options` of Kafka's storage tool.
         """
         self.directory = directory.absolute()
         self._java = java
@@ -94,8 +91,7 @@ class EmbeddedBroker:
         self._java_options = (f"-Xmx{heap}", *JVM_OPTIONS, *java_options)
         self._settings = dict(settings or {})
         self._patience_s = patience_s
-        self._node = node
-        self._cluster_id = cluster_id
+        self._node = int(self._settings.get("node.id", storage.NODE))
         self._format_options = tuple(format_options)
         self._kafka = locked_version("kafka", "kafka_2.13")
         self._process: asyncio.subprocess.Process | None = None
@@ -166,7 +162,7 @@ class EmbeddedBroker:
         """Choose ports, format once, run; try other free ports if another program has taken one meanwhile."""
         marker = storage.read_marker(self.directory, self._kafka)
         last = (marker.port, marker.controller_port) if marker else (0, 0)
-        cluster_id = marker.cluster_id if marker else self._cluster_id or storage.new_cluster_id()
+        cluster_id = marker.cluster_id if marker else storage.new_cluster_id()
         for attempt in range(PORT_ATTEMPTS):
             port = storage.choose_port(self._wanted[0], last[0], "embedded.port", self._wanted[1])
             controller = storage.choose_port(self._wanted[1], last[1], "embedded.controller_port", port)
@@ -188,7 +184,7 @@ class EmbeddedBroker:
                 return
 
     def _write_settings(self, name: str, port: int, controller_port: int, data: str) -> None:
-        text = storage.server_properties(port, controller_port, data, self._settings, node=self._node)
+        text = storage.server_properties(port, controller_port, data, self._settings)
         (self.directory / name).write_text(text)
 
     async def _format_once(self, cluster_id: str, port: int, controller_port: int) -> None:

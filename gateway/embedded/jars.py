@@ -212,7 +212,8 @@ def _fetch(
         staged = ivy.retrieved(staging, jar.file_name)
         found = sha256_of(staged) if staged.exists() else "nothing"
         if found == jar.sha256:
-            _move_into_place(staged, directory, jar)
+            staged.replace(directory / jar.file_name)  # atomic
+            _store_stamp(directory, jar)
         else:
             ivy.forget(staging, jar.group, jar.artifact, jar.file_name)
             wrong.append(f"{jar.file_name} is not the one in the lock (SHA-256 {found}, expected {jar.sha256})")
@@ -247,12 +248,6 @@ def _is_verified(directory: Path, jar: Jar, stamps: Mapping[str, _Stamp]) -> boo
     except FileNotFoundError:
         return False
     return (status.st_size, status.st_mtime_ns) == (stamp.size, stamp.mtime_ns)
-
-
-def _move_into_place(staged: Path, directory: Path, jar: Jar) -> None:
-    """Move a verified file into the cache atomically."""
-    os.replace(staged, directory / jar.file_name)  # noqa: PTH105 - the name says that it replaces
-    _store_stamp(directory, jar)
 
 
 def _store_stamp(directory: Path, jar: Jar) -> None:

@@ -18,6 +18,7 @@ from gateway.embedded.java import SetupError
 
 LAYOUT = 1  # version of our own files; incremented when an older Trivium could not use them
 HOST = "127.0.0.1"
+NODE = "1"  # the node id of a single broker
 LEAST_SPACE_BYTES = 64 * 1024 * 1024  # Kafka stops in the middle of a write when the disk is full: fail before
 
 # Free ports are chosen below the kernel's ephemeral range (from 32768 on Linux). Within it, a client that keeps
@@ -155,15 +156,15 @@ def choose_port(wanted: int, last: int, key: str, taken: int, draw: Callable[[in
     raise PortTakenError(f"no free port found between {FREE_PORTS[0]} and {FREE_PORTS[1]}: set {key}")
 
 
-def server_properties(port: int, controller_port: int, data: str, extra: Mapping[str, str], *, node: int = 1) -> str:
+def server_properties(port: int, controller_port: int, data: str, extra: Mapping[str, str]) -> str:
     """Return the broker's settings: a single node on this machine, with small internal topics.
 
     `data` is relative to the broker's working directory, so that no path needs quoting. `extra` overrides the defaults.
     """
     settings = {
         "process.roles": "broker,controller",
-        "node.id": str(node),
-        "controller.quorum.voters": f"{node}@{HOST}:{controller_port}",
+        "node.id": NODE,
+        "controller.quorum.voters": f"{NODE}@{HOST}:{controller_port}",
         "controller.listener.names": "CONTROLLER",
         "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
         "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",

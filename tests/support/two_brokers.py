@@ -19,9 +19,9 @@ async def second_broker(new_broker: Callable[..., EmbeddedBroker], first: Embedd
     port = storage.choose_port(0, 0, "embedded.port", 0)
     second = new_broker(
         "second",
-        node=2,
         port=port,
         settings={
+            "node.id": "2",
             "process.roles": "broker",
             "controller.quorum.voters": f"1@127.0.0.1:{marker.controller_port}",
             "listeners": f"PLAINTEXT://127.0.0.1:{port}",

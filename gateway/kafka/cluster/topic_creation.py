@@ -320,14 +320,14 @@ class Creation:
         deadline = self._clock() + CREATION_S
         while names:
             for name, found in (await self._queries.describe(sorted(names))).items():
-                late = self._clock() > deadline
                 if isinstance(found, Refused):
                     # The new topic may not yet be in the metadata of the broker that was asked.
-                    if found.outcome is not Outcome.UNKNOWN_TOPIC or late:
-                        done[name] = found
-                elif wire.NO_LEADER not in found.leaders:
+                    waits = found.outcome is Outcome.UNKNOWN_TOPIC
+                else:
+                    waits = wire.NO_LEADER in found.leaders
+                if not waits:
                     done[name] = found
-                elif late:
+                elif self._clock() > deadline:
                     done[name] = Refused(Outcome.BUSY, f"topic {name} was created and has no leaders yet")
             names = names - done.keys()
             if names:

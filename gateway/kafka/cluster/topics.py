@@ -291,13 +291,13 @@ class Topics:
         except Exception as error:  # contained: callers may try again
             failures.report("topic", error, name)
             return Refused(Outcome.BUSY, f"topic {name} could not be {verb}")
-        self._remember(info)
+        self._known[name] = info
+        self._exists(name)
         return info
 
-    def _remember(self, info: TopicInfo) -> None:
-        name = info.name
+    def _exists(self, name: str) -> None:
+        """Note that a topic was found or created."""
         self._missing.pop(name, None)
-        self._known[name] = info
         self._found_at[name] = self._clock()
         if name not in self.names and name not in self._hidden:
             self._set_names(self.names | {name})
@@ -341,12 +341,9 @@ class Topics:
             if refused.outcome is Outcome.UNKNOWN_TOPIC:
                 raise Refused(Outcome.UNFIT, refused.reason) from refused
             raise
-        if not made.new:
-            return False
-        self._missing.pop(name, None)
-        self._found_at[name] = self._clock()
-        self._set_names(self.names | {name})
-        return True
+        if made.new:
+            self._exists(name)
+        return made.new
 
     # Refreshing
 

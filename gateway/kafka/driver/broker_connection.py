@@ -160,7 +160,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         """Close as soon as no request is unanswered; the client connects again for its next request."""
         self.expiring = True
         if not self._requests and self._writer is not None:
-            self._sasl_oauth_token_provider.renewed += 1
+            self._sasl_oauth_token_provider.counts.renewed += 1
             self.close(reason=CloseReason.IDLE_DROP)
 
     def close(self, reason: Any = None, exc: BaseException | None = None) -> Any:

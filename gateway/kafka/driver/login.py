@@ -35,16 +35,18 @@ LOG_INTERVAL_S: Final = 60.0
 """Interval between two identical log lines."""
 
 
-class Statistics(msgspec.Struct, frozen=True):
+class Statistics(msgspec.Struct):
     """Statistics of the gateway's logins to Kafka."""
 
-    tokens: Annotated[int, counter("tokens fetched from a file, an issuer or AWS's signer")]
-    token_failures: Annotated[int, counter("failed attempts to fetch a token")]
-    refused: Annotated[int, counter("failed logins to Kafka, including TLS errors")]
-    renewed: Annotated[int, counter("connections replaced before their login expired")]
-    reloads: Annotated[int, counter("reloads of the client certificate and the authorities")]
-    failed_reloads: Annotated[int, counter("failed reloads, after which the old files stay in use")]
-    certificate_ends: Annotated[float, gauge("expiry of the client certificate in seconds since 1970; 0 without one")]
+    tokens: Annotated[int, counter("tokens fetched from a file, an issuer or AWS's signer")] = 0
+    token_failures: Annotated[int, counter("failed attempts to fetch a token")] = 0
+    refused: Annotated[int, counter("failed logins to Kafka, including TLS errors")] = 0
+    renewed: Annotated[int, counter("connections replaced before their login expired")] = 0
+    reloads: Annotated[int, counter("reloads of the client certificate and the authorities")] = 0
+    failed_reloads: Annotated[int, counter("failed reloads, after which the old files stay in use")] = 0
+    certificate_ends: Annotated[
+        float, gauge("expiry of the client certificate in seconds since 1970; 0 without one")
+    ] = 0.0
 
 
 class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no types
@@ -52,6 +54,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
 
     Attributes:
         problem: why the last login failed, as a sentence; None when it succeeded.
+        counts: what has happened so far.
     """
 
     def __init__(self, config: KafkaConfig) -> None:
@@ -62,8 +65,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
         """
         self.config = config
         self.problem: str | None = None
-        self.tokens = self.token_failures = self.refused = self.renewed = self.reloads = self.failed_reloads = 0
-        self.certificate_ends = 0.0
+        self.counts = Statistics()
         self._logged = Repeats(LOG_INTERVAL_S)
         self._tls: ssl.SSLContext | None = None
         self._stamps: tuple[object, ...] = ()
@@ -127,9 +129,9 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
             try:
                 self._token = await self._tokens()
                 self._failed = None
-                self.tokens += 1
+                self.counts.tokens += 1
             except LoginError as error:
-                self.token_failures += 1
+                self.counts.token_failures += 1
                 self._failed = (error, time.monotonic())
                 token = self._token
                 if token is None or token.ends is None or token.ends <= time.time():
@@ -146,10 +148,10 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
         try:
             self._tls = self._load_tls()
         except ConfigError as error:
-            self.failed_reloads += 1
+            self.counts.failed_reloads += 1
             log.error("could not reload the certificates for Kafka, the old ones stay in use: %s", error)
             return
-        self.reloads += 1
+        self.counts.reloads += 1
         log.info("reloaded the certificates for Kafka")
 
     def _load_tls(self) -> ssl.SSLContext:
@@ -176,14 +178,14 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
             except ssl.SSLError as error:
                 what = error.reason or "not PEM, or another password"
                 raise ConfigError(f"kafka.ssl_certfile, kafka.ssl_keyfile: cannot be used together ({what})") from None
-            self.certificate_ends = _expiry_of(config.ssl_certfile)
+            self.counts.certificate_ends = _expiry_of(config.ssl_certfile)
         return context
 
     # Results of a login
 
     def login_failed(self, why: str) -> None:
         """Record and log that a login failed."""
-        self.refused += 1
+        self.counts.refused += 1
         self.problem = why
         if self._logged.suppressed(why) is not None:
             log.error("cannot log in to Kafka: %s", why)
@@ -237,17 +239,8 @@ class Logins:
         return next((login.problem for login in self._logins if login.problem is not None), None)
 
     def statistics(self) -> Statistics:
-        """Return the statistics of all logins."""
-        ends = [login.certificate_ends for login in self._logins if login.certificate_ends]
-        return Statistics(
-            tokens=sum(login.tokens for login in self._logins),
-            token_failures=sum(login.token_failures for login in self._logins),
-            refused=sum(login.refused for login in self._logins),
-            renewed=sum(login.renewed for login in self._logins),
-            reloads=sum(login.reloads for login in self._logins),
-            failed_reloads=sum(login.failed_reloads for login in self._logins),
-            certificate_ends=min(ends, default=0.0),
-        )
+        """Return the statistics of the process's login."""
+        return msgspec.structs.replace(self._logins[-1].counts) if self._logins else Statistics()
 
 
 logins: Final = Logins()

@@ -106,11 +106,6 @@ class EncodedRequest(FixedRequest):
         return self._body
 
 
-class _ListOffsetsRequest(EncodedRequest):
-    API_KEY = 2
-    API_VERSION = 2
-
-
 def read_metadata(data: bytes, *, ids: bool = True) -> Metadata:
     """Decode the answer to `metadata_request` of a broker with topic ids, or to `rights_request`, without them."""
     brokers: list[tuple[int, str, int, str | None]] = []
@@ -248,6 +243,11 @@ def controller_time_request() -> EncodedRequest:
     only = unsigned(1 + 1)
     parts = [only, _compact_text(QUORUM_TOPIC), only, _INT32.pack(0), _NO_TAGS, _NO_TAGS, _NO_TAGS]
     return _QuorumRequest(b"".join(parts))
+
+
+class _ListOffsetsRequest(EncodedRequest):
+    API_KEY = 2
+    API_VERSION = 2
 
 
 def list_offsets_request(partitions: Iterable[TopicPartition], timestamp: int) -> EncodedRequest:

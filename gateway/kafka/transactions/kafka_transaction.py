@@ -67,13 +67,12 @@ _Batches = list[tuple[Any, list[_Post]]]
 """The batches for one partition, in order: aiokafka's batches with the posts in each."""
 
 
-class Transactions:
-    """The state that all transactions of the process share."""
+class Transactions(msgspec.Struct, frozen=True):
+    """What all transactions of the process share."""
 
-    def __init__(self, producer_pool: TransactionalProducerPool, publisher: Publisher, *, spawn: Spawn) -> None:
-        self.producer_pool = producer_pool
-        self.publisher = publisher
-        self.spawn = spawn
+    producer_pool: TransactionalProducerPool
+    publisher: Publisher
+    spawn: Spawn
 
     def begin(self, settle: Settle) -> KafkaTransaction:
         """Return a new transaction; Kafka knows of it from its first record or offset."""

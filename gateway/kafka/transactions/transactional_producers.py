@@ -23,7 +23,7 @@ from gateway.failures import failures
 from gateway.kafka.driver.kafka_producer import forget_group, has_failed, new_producer
 from gateway.kafka.driver.lifecycle import start_client, started
 from gateway.kafka.publish.producers import LeasedProducer
-from gateway.spawn import Spawn
+from gateway.spawn import Spawn, Tasks
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class TransactionalProducerPool:
         self._busy: set[TransactionalProducer] = set()
         self._closing: set[TransactionalProducer] = set()
         self._waiting: deque[asyncio.Future[TransactionalProducer]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(lambda _: None)  # starts and closes producers
         self._reaper: asyncio.TimerHandle | None = None
         self._saved_ids = 0
         self._starting = 0
@@ -160,7 +160,7 @@ class TransactionalProducerPool:
         self._saved_ids = used
         for number in range(min(used, len(self._free))):
             self._free.remove(number)
-            self._run(self._start(number))
+            self._tasks.spawn(self._start(number))
 
     async def acquire(self) -> TransactionalProducer:
         """Return a producer for one transaction; `release` or `discard` it afterwards.
@@ -191,7 +191,7 @@ class TransactionalProducerPool:
         """Replace a failed producer: its successor, with the same id, ends the transaction it may have left open."""
         self._busy.discard(producer)
         self._closing.add(producer)
-        self._run(self._close(producer) if self._stopped else self._renew(producer))
+        self._tasks.spawn(self._close(producer) if self._stopped else self._renew(producer))
 
     @property
     def producers(self) -> int:
@@ -205,11 +205,8 @@ class TransactionalProducerPool:
             self._reaper.cancel()
         for future in self._waiting:
             future.cancel()
-        unfinished = tuple(self._tasks)  # among them starts that would end transactions
-        for task in unfinished:
-            task.cancel()
-        if unfinished:
-            await asyncio.wait(unfinished)
+        unfinished = len(self._tasks)  # among them starts that would end transactions
+        await self._tasks.close()
         if self._used_ids_file is not None and not self._busy and not unfinished:
             self._used_ids_file.unlink(missing_ok=True)  # no transaction was left open
         every = {*self._busy, *self._closing, *(producer for _, producer in self._idle)}
@@ -221,7 +218,7 @@ class TransactionalProducerPool:
         """Return the longest idle producer, if any; start another one unless that has rested."""
         rested = self._idle and self._clock() - self._idle[0][0] >= REST_S
         if not rested and self._free and self._starting <= len(self._waiting) and not self._stopped:
-            self._run(self._start(heapq.heappop(self._free)))
+            self._tasks.spawn(self._start(heapq.heappop(self._free)))
         return self._idle.popleft()[1] if self._idle else None  # `_put` serves waiting calls first
 
     def _put(self, producer: TransactionalProducer) -> None:
@@ -241,7 +238,7 @@ class TransactionalProducerPool:
         while self._idle and self._clock() - self._idle[0][0] >= IDLE_S:
             _, producer = self._idle.popleft()
             self._closing.add(producer)
-            self._run(self._retire(producer))
+            self._tasks.spawn(self._retire(producer))
         if self._idle:
             self._reaper = asyncio.get_running_loop().call_later(IDLE_S / 4, self._reap)
 
@@ -285,11 +282,6 @@ class TransactionalProducerPool:
             longest_pause_s=RESTART_MOST_S,
         )
         return TransactionalProducer(producer, number)
-
-    def _run(self, work: Any) -> None:
-        task: asyncio.Task[None] = self._spawn(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _read_used_ids(self) -> int:
         try:

@@ -158,8 +158,8 @@ async def test_a_login_is_renewed_in_time_without_interruption(
         sent = 0
         caplog.clear()
         async with asyncio.timeout(60):
-            while login.renewed < 4 or len(read) < sent:
-                if login.renewed < 4:
+            while login.counts.renewed < 4 or len(read) < sent:
+                if login.counts.renewed < 4:
                     k.submit(Record(topic, None, b"%d" % sent, partition=0), owner, sent)
                     sent += 1
                 read += [one.value for one in (await poll(consumer, wait_ms=20)).get(place, ())]
@@ -170,7 +170,7 @@ async def test_a_login_is_renewed_in_time_without_interruption(
     # uvloop's own words for bytes that came to a connection in the moment in which it was aborted, behind its close.
     assert [text for text in told if not text.startswith("Fatal error on SSL protocol")] == []
     if endpoint.asked:
-        assert login.tokens == len(endpoint.asked) >= 2
+        assert login.counts.tokens == len(endpoint.asked) >= 2
     await tasks.close()
 
 
@@ -266,9 +266,9 @@ async def test_a_certificate_that_was_replaced_is_shown_from_then_on(secured_bro
     put(good)
     assert await connects()
     assert login.problem is None
-    assert (login.reloads, login.failed_reloads) == (2, 2)
+    assert (login.counts.reloads, login.counts.failed_reloads) == (2, 2)
     login.reload()
-    assert (login.reloads, login.failed_reloads) == (3, 2)
+    assert (login.counts.reloads, login.counts.failed_reloads) == (3, 2)
     logins._logins.remove(login)
 
 

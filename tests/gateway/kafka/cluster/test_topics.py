@@ -13,6 +13,7 @@ from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema, String
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.jars import ensure_jars
 from gateway.embedded.java import find_java
+from gateway.kafka.cluster import topic_creation
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.cluster.topic_safety import TopicSafety
 from gateway.kafka.cluster.topics import UNKNOWN_FOR_S
@@ -136,6 +137,22 @@ def test_only_new_brokers_choose_the_replication_factor():
     assert version(3, 2) == 2, "an old broker accepts an explicit number"
     with pytest.raises(IncompatibleBrokerVersion, match="replication factor"):
         version(BROKERS_DEFAULT, 3)
+
+
+async def test_a_created_topic_that_the_broker_does_not_list_in_time_is_no_unknown_topic(bootstrap, kit, monkeypatch):
+    name = "late-" + uuid.uuid4().hex
+
+    async def behind(names, node=None):
+        return {one: Refused(Outcome.UNKNOWN_TOPIC, f"Topic {one} not found") for one in names}
+
+    async with kit(bootstrap, create=True) as k:
+        with monkeypatch.context() as patched:
+            patched.setattr(topic_creation, "CREATION_S", 0.0)
+            patched.setattr(k.topics.queries, "describe", behind)
+            with pytest.raises(Refused) as refused:
+                await k.topics.create(name)
+        assert refused.value.outcome is Outcome.BUSY
+        assert await k.topics.create(name) is False, "it exists"
 
 
 @pytest.mark.parametrize("required", [False, True])

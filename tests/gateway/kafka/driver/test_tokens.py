@@ -71,7 +71,7 @@ async def test_while_the_endpoint_fails_the_last_token_is_used_for_as_long_as_it
     endpoint.answer = web.Response(status=503)
     login.reload()
     assert await login.token() == "opaque"
-    assert (login.tokens, login.token_failures) == (1, 1)
+    assert (login.counts.tokens, login.counts.token_failures) == (1, 1)
     assert await login.token() == "opaque"
     assert len(endpoint.asked) == 2, "not requested again immediately"
     assert login._token is not None
@@ -122,7 +122,7 @@ async def test_secret_of_a_file_is_read_for_each_token(endpoint: TokenEndpoint, 
     secret.unlink()
     login.reload()
     assert await login.token() == "opaque", "the last token is still valid"
-    assert login.token_failures == 2
+    assert login.counts.token_failures == 2
 
 
 async def test_token_file_is_read_for_each_connection(tmp_path: Path) -> None:
