@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 from aiokafka import TopicPartition
 
 from gateway.failures import failures
@@ -37,18 +38,18 @@ FallBehind = Callable[[Partition, Watch, Subscriber, TopicPartition, int], None]
 and the catch-up reader offers it everything from the offset on."""
 
 
-class Distributor:
+class Distributor(msgspec.Struct, eq=False):
     """See the module."""
 
-    def __init__(self, partitions: Mapping[TopicPartition, Partition], fall_behind: FallBehind) -> None:
-        """`partitions` are those that are watched now; records that were fetched of others are dropped."""
-        self.records = self.offers = self.dropped = 0
-        # called with topic, partition and next offset after records were offered
-        self.passed: Callable[[str, int, int], None] | None = None
-        # waits until the offered records are written
-        self.written: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
-        self._partitions = partitions
-        self._fall_behind = fall_behind
+    _partitions: Mapping[TopicPartition, Partition]  # watched now; records that were fetched of others are dropped
+    _fall_behind: FallBehind
+    records: int = 0
+    offers: int = 0
+    dropped: int = 0
+    # called with topic, partition and next offset after records were offered
+    passed: Callable[[str, int, int], None] | None = None
+    # waits until the offered records are written
+    written: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
 
     async def hand_over(self, fetched: Fetched) -> None:
         """Offer all records, in order within each partition. Returns when they are written."""
