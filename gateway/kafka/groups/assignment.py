@@ -86,7 +86,6 @@ class AssignedPartition(msgspec.Struct, eq=False):
     # the member that gets the partition's records while it has capacity (pools without a subscription filter)
     preferred: Member | None = None
     ours: bool = True  # still assigned to this process
-    stalled: bool = False  # reading is paused: too many records lie behind an unsettled one
     _base: int | None = None  # the first position
     _passed: int = 0  # below this offset records were skipped as settled
 
