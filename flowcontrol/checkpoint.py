@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 
 class UntrackedOffsetError(ValueError):
     """An offset was settled that is not outstanding: it was never tracked, or is settled already."""
 
 
+@dataclass(slots=True, eq=False)
 class Checkpoint:
     """The outstanding offsets of one partition, and the offset to commit.
 
@@ -22,12 +24,9 @@ class Checkpoint:
     `committable` never decreases. Each offset settles once.
     """
 
-    __slots__ = ("_committable", "_open", "_order")
-
-    def __init__(self) -> None:
-        self._order: deque[int] = deque()  # tracked offsets after the prefix, in order
-        self._open: set[int] = set()  # those of them that are not settled
-        self._committable: int | None = None
+    _order: deque[int] = field(default_factory=deque)  # tracked offsets after the prefix, in order
+    _open: set[int] = field(default_factory=set)  # those of them that are not settled
+    _committable: int | None = None
 
     def track(self, *offsets: int) -> None:
         """Add offsets, each above all tracked before.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -184,31 +185,28 @@ class AssignedPartition(msgspec.Struct, eq=False):
         return OffsetAndMetadata(end, "") if first is None else OffsetAndMetadata(first, write_ledger(opened, end))
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """A subscriber in the reader.
 
     Invariant: it is in `free` of all of its pools while it is not `full`, else in none.
-
-    Attributes:
-        full: has no capacity, until `wake`.
-        served: the number of its last record among all that members got in turn; 0 before the first.
-        held: its unsettled deliveries, by the identity of the record (the delivery keeps the record alive), in the
-            order of their offers.
     """
 
-    __slots__ = ("_in_runs", "behind", "full", "held", "log_subscriber", "pools", "served", "subscriber", "wants")
+    subscriber: Subscriber
+    wants: Condition | None = None  # the subscriber's own selector; None selects all
+    pools: list[Pool] = field(default_factory=list)  # from which it gets records
+    full: bool = False  # has no capacity, until `wake`
+    served: int = 0  # the number of its last record among all that members got in turn; 0 before the first
+    # its unsettled deliveries, by the identity of the record (the delivery keeps the record alive), in the order of
+    # their offers
+    held: dict[int, Delivery] = field(default_factory=dict)
+    # for each partition that it is behind on: the reading that brings formerly unselected records
+    behind: dict[AssignedPartition, Reading] = field(default_factory=dict)
+    log_subscriber: Subscriber | None = None  # of these readings; None when it never was behind
+    _in_runs: bool = field(init=False)
 
-    def __init__(self, subscriber: Subscriber, wants: Condition | None = None) -> None:
-        self.subscriber = subscriber
-        self.pools: list[Pool] = []  # from which it gets records
-        self.full = False
-        self.served = 0
-        self.wants = wants  # the subscriber's own selector; None selects all
-        self.held: dict[int, Delivery] = {}
-        # for each partition that it is behind on: the reading that brings formerly unselected records
-        self.behind: dict[AssignedPartition, Reading] = {}
-        self.log_subscriber: Subscriber | None = None  # of these readings; None when it never was behind
-        self._in_runs = wants is None and hasattr(subscriber, "offer_run")
+    def __post_init__(self) -> None:
+        self._in_runs = self.wants is None and hasattr(self.subscriber, "offer_run")
 
     def fill(self) -> None:
         """Mark the member as without capacity; it gets no records until `wake`."""
