@@ -45,14 +45,14 @@ $(INSTALLED): $(LOCKS) pyproject.toml $(NATIVE) | check-java
 	@touch $@
 
 jars: $(INSTALLED)
-	@$(BIN)/python -m gateway.embedded.jars
-	@$(BIN)/python -m gateway.embedded.class_recording
+	@$(BIN)/python -m tools.fetch_jars
+	@$(BIN)/python -m tools.class_recording
 
 run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
 	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION)) $(if $(TRIGGER),--trigger $(TRIGGER))
 
 cluster: setup  ## Run three Kafka brokers as one cluster until Ctrl-C; their data in .trivium/cluster
-	@$(BIN)/python -m gateway.embedded.cluster $(ARGS)
+	@$(BIN)/python -m tools.cluster $(ARGS)
 
 # Nearly half of the time of the tests is waiting: four workers keep two cores busy.
 WORKERS ?= 4

@@ -7,19 +7,22 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 import uvloop
+from aiohttp import web
 
 from gateway import native
 from gateway.assembly import (
     CLOSE_S,
     ListenerSecurity,
+    Log,
     Process,
+    State,
     compile_rules,
     load_certificates,
     open_audit,
@@ -39,10 +42,7 @@ from gateway.embedded.storage import BrokerError
 from gateway.failures import failures
 from gateway.kafka.cluster.topic_creation import any_capacity
 from gateway.kafka.cluster.topic_safety import report
-from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.driver.login import logins
-from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.state import StateTopics
 from gateway.listeners import make_servers
 from gateway.mqtt.registry.session_views import SessionViews
 from gateway.net.descriptors import descriptors
@@ -53,13 +53,12 @@ from gateway.observe.collector import Collector
 from gateway.observe.flow import Flow, KafkaWatch
 from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
-from gateway.observe.management import Management, Route
+from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
 from gateway.observe.trace_pages import TracePages
 from gateway.pauses import pauses
 from gateway.ports import check_exposure, check_ports, check_proxies, listeners
 from gateway.secret import secrets_in
-from gateway.security.acl_source import AclSource
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.kafka_acls import principal_template
@@ -68,7 +67,6 @@ from gateway.security.tenants import Tenants
 from gateway.security.throttle import peer_of
 from gateway.security.variables import check_logins
 from gateway.spawn import Tasks, on_loop_error
-from gateway.trace.traces import Traces
 from mapping.rules import RuleError
 
 log = structlog.get_logger(__name__)
@@ -145,9 +143,9 @@ class App:
         self._room = None if broker is None else BrokerCapacity(lambda: broker.pid if broker.is_running else None)
         self._servers: list[Server] = []
         self._management: Management  # this and the next three: from the start on
-        self._publisher: Publisher
-        self._state: StateTopics
-        self._acls: AclSource
+        self._security: ListenerSecurity
+        self._log: Log
+        self._state: State
         self._tasks = Tasks(self._give_up)
 
     async def run(self) -> None:
@@ -230,15 +228,12 @@ class App:
         for warning in check_exposure(config):
             log.warning("exposed", detail=warning)
         process = Process(config, self._tasks, stack, loop)
-        security = await open_listener_security(process)
+        security = self._security = await open_listener_security(process)
         for warning in security.access_list.doubtful():
             log.warning("access list", detail=warning)
         kafka = await self._connect_kafka(process)
-        kafka_log = await open_log(process, kafka, security, self._room or any_capacity)
-        self._acls = security.acls
-        self._publisher = kafka_log.publisher
-        state = await open_state(process, kafka_log, security.rules, self._give_up)
-        self._state = state.topics
+        kafka_log = self._log = await open_log(process, kafka, security, self._room or any_capacity)
+        state = self._state = await open_state(process, kafka_log, security.rules, self._give_up)
         reopen = open_audit(process, kafka_log, state.identity.name)
         self._servers = make_servers(process, security, kafka_log, state)
         stack.push_async_callback(self._stop_servers)
@@ -270,14 +265,12 @@ class App:
         watch.start()
         stack.callback(watch.stop)
         flow = Flow([server.flowing for server in self._servers], kafka_log.publisher.budgets.flow, pauses)
-        traces = Traces()
         clients = Clients(
             [server.clients for server in self._servers], SessionViews(state.sessions, kafka_log.lookup), pauses
         )
-        routes = (*ClientPages(clients).routes(), *TracePages(clients, traces).routes())
-        await self._open_management(
-            stack, metrics=metrics, flow=flow, security=security, topics=kafka_log.topics, routes=routes
-        )
+        traces = TracePages(clients)
+        routes = (*ClientPages(clients).routes(), *traces.routes())
+        stack.push_async_callback(await self._open_management(metrics, flow, routes))
         stack.callback(traces.stop)  # runs first, because the management listener waits for the traces' readers
 
         def on_hangup() -> None:
@@ -324,15 +317,11 @@ class App:
                 self._write_ready_file()
 
     async def _open_management(
-        self,
-        stack: contextlib.AsyncExitStack,
-        *,
-        metrics: Metrics,
-        flow: Flow,
-        security: ListenerSecurity,
-        topics: Topics,
-        routes: Sequence[Route],
-    ) -> None:
+        self, metrics: Metrics, flow: Flow, routes: Sequence[web.RouteDef]
+    ) -> Callable[[], Awaitable[None]]:
+        """Open the management listener and return its stop."""
+        security = self._security
+
         async def admit(user: str, password: str, peer: str) -> bool:
             identity = await security.authenticator.authenticate_password(user, password, peer=peer)
             if identity is None or not security.tenants.is_operator(identity):
@@ -353,36 +342,37 @@ class App:
             ssl_context=context,
             spark_jobs=self._config.management.spark_jobs,
             drain=self._on_drain,
-            topics=partial(report, topics.queries, required=self._config.kafka.require_safe_topics),
+            topics=partial(report, self._log.topics.queries, required=self._config.kafka.require_safe_topics),
             more=routes,
         )
         try:
             await management.start(address)
         except OSError as error:
             raise ListenError(listen_error("management.address", address, error)) from error
-        stack.push_async_callback(management.stop)
+        return management.stop
+
+    @property
+    def _can_serve(self) -> bool:
+        """Whether Kafka answers and the state and access rules are loaded."""
+        loaded = self._state.topics.loaded.is_set() and self._security.acls.has_rules
+        return loaded and self._log.publisher.reachable
 
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
         """Return whether every listener accepts, Kafka answers and the state is loaded; and the details."""
-        kafka = self._publisher.reachable
+        kafka = self._log.publisher.reachable
         listeners = {listener.name: listener.accepting for listener in self._listeners}
-        state = self._state.loaded.is_set()
+        state = self._state.topics.loaded.is_set()
         retrying = failures.retrying
         stopping = self._stop.is_set()
-        ready = kafka and state and all(listeners.values()) and not stopping and NEEDED.isdisjoint(retrying)
-        ready = ready and self._acls.has_rules
+        ready = self._can_serve and all(listeners.values()) and not stopping and NEEDED.isdisjoint(retrying)
         details = {"kafka": kafka, "state": state, "listeners": listeners, "stopping": stopping}
-        more: dict[str, Any] = {"kafka_acls": self._acls.problem}
+        more: dict[str, Any] = {"kafka_acls": self._security.acls.problem}
         more |= {"kafka_login": logins.problem, "retrying": list(retrying), "open_files_used_up": descriptors.paused}
         return ready, details | more
 
     async def _announce(self) -> None:
-        """Write the ready file once Kafka answers and the state and access rules are loaded."""
-
-        def answers() -> bool:
-            return self._publisher.reachable and self._state.loaded.is_set() and self._acls.has_rules
-
-        while not answers() and not self._stop.is_set():
+        """Write the ready file once `_can_serve`."""
+        while not self._can_serve and not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), READY_POLL_S)
         if not self._stop.is_set():
@@ -421,7 +411,7 @@ class App:
         """Stop accepting, wait for Kafka's outstanding answers, and close all connections, within `drain_timeout_s`."""
         for server in self._servers:
             server.stop_receiving()
-        await self._publisher.drain(self._config.drain_timeout_s / 2)
+        await self._log.publisher.drain(self._config.drain_timeout_s / 2)
         ends = await asyncio.gather(*(server.stop(CLOSE_S) for server in self._servers), return_exceptions=True)
         for server, error in zip(self._servers, ends, strict=True):
             if error is not None:  # the other servers have closed normally

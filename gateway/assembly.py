@@ -46,7 +46,7 @@ from gateway.mqtt.routing.shared_groups import Sharing
 from gateway.mqtt.session.deliveries import DeliveryParts
 from gateway.mqtt.session.qos2 import Qos2Parts, StartOffsets
 from gateway.mqtt.session.self_delivery import SelfDelivery
-from gateway.mqtt.session.session import SessionParts, topic_recreated, topics_changed
+from gateway.mqtt.session.session import SessionParts, forget_topics
 from gateway.mqtt.session.shared import ShareParts
 from gateway.mqtt.state.store import SessionStore
 from gateway.net.proxied import Proxies
@@ -303,6 +303,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     identity = GatewayIdentity(config.data_dir)
     stack.callback(identity.close)
     groups = GroupNames(
+        state,
         log.groups,
         log.topics,
         anonymous=config.security.allow_anonymous,
@@ -310,7 +311,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         random_id=partial(secrets.token_hex, 8),
     )
     gateways = Gateways(identity, process.loop.time, wall_clock)
-    presence = _presence(config, log.publisher, gateways)
+    presence = _presence(config, log.publisher, state, gateways, retained)
     parts = _session_parts(process, log, rules, router, retained, groups, SessionStore(gateways.owner))
     sessions = Sessions(gateways, parts, Wills(rules, log.publisher, retained, wall_clock), wall_clock)
     find = partial(find_qos2_messages, consumer_settings(log.kafka, "recovery"), log.lookup, process.spawn)
@@ -322,14 +323,14 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         new_session_id=partial(secrets.token_hex, 6),
         follow=lambda client_id: state.read_to_end(SESSIONS, client_id.encode()),
         elsewhere=lambda client_id: (
-            None if presence is None else presence.principal_elsewhere(f"{MQTT_CLIENT}/{client_id}")
+            None if presence is None else presence.ledger.principal_elsewhere(f"{MQTT_CLIENT}/{client_id}")
         ),
     )
 
     async def read_to_end() -> None:
         await state.read_to_end(SESSIONS)
         if presence is not None:
-            await presence.read_to_end()
+            await state.read_to_end(presence.topic)
 
     owners_died = presence.report_dead if presence is not None else lambda: None
     upkeep = Upkeep(sessions, recovery, opening.ready, read_to_end, log.publisher.fence, owners_died=owners_died)
@@ -341,11 +342,8 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         wall_clock=wall_clock,
     )
     requests.bind(state)
-    groups.bind(state)
-    if presence is not None:
-        presence.bind(state, retained.mirror)
-    log.topics.watch(partial(topics_changed, sessions.live, parts))
-    router.listen(partial(topic_recreated, sessions.live, parts))
+    log.topics.watch(lambda _appeared, disappeared: forget_topics(sessions.live, parts, disappeared))
+    router.listen(lambda topic: forget_topics(sessions.live, parts, (topic,)))
     await state.start()
     stack.push_async_callback(state.stop)
     await retained.start()
@@ -368,13 +366,17 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     )
 
 
-def _presence(config: Config, publisher: Publisher, gateways: Gateways) -> Presence | None:
+def _presence(
+    config: Config, publisher: Publisher, state: StateTopics, gateways: Gateways, retained: Retained
+) -> Presence | None:
     if not config.presence.topic:
         return None
     return Presence(
         config.presence.topic,
         gateways.owner,
         publisher,
+        state,
+        on_valid=retained.mirror,
         keep_offline_s=config.presence.keep_offline_s,
         wall_clock=wall_clock,
         is_alive=gateways.is_alive,

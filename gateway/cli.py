@@ -181,27 +181,25 @@ def spark_run(
     """Run a Spark job with the pinned jars; further options go to the job (see `-- --help`)."""
     from spark_sinks.job_file import JobFileError, is_job_file, read  # noqa: PLC0415
 
+    needs_spark = True
     if is_job_file(job):
         try:
-            declared = read(Path(job)).spec
+            needs_spark = read(Path(job)).spec.SPARK
         except JobFileError as error:
             raise fail(str(error)) from error
-        if not declared.SPARK:
-            servers = [] if bootstrap_servers is None else ["--bootstrap-servers", bootstrap_servers]
-            argv = [sys.executable, "-m", "spark_sinks", job, *servers, *context.args]
-            os.execv(sys.executable, argv)  # noqa: S606 - as below
     elif bootstrap_servers is None:
         bootstrap_servers = "127.0.0.1:9092"
-    from gateway.embedded.class_archive import archive_options, archive_path  # noqa: PLC0415
-    from gateway.embedded.jars import cache_directory  # noqa: PLC0415
-
-    java, jars = _java_and_jars()
-    os.environ["JAVA_HOME"] = str(java.path.resolve().parent.parent)
-    archive = shlex.join(archive_options(archive_path("spark", java, jars, cache_directory())))
     argv = [sys.executable, "-m", "spark_sinks", job]
     argv += [] if bootstrap_servers is None else ["--bootstrap-servers", bootstrap_servers]
-    argv += ["--jars", ",".join(str(jar) for jar in jars), f"--driver-java-options={archive}", *context.args]
-    os.execv(sys.executable, argv)  # noqa: S606 - the job gets our process id, our signals and our terminal
+    if needs_spark:
+        from gateway.embedded.class_archive import archive_options, archive_path  # noqa: PLC0415
+        from gateway.embedded.jars import cache_directory  # noqa: PLC0415
+
+        java, jars = _java_and_jars()
+        os.environ["JAVA_HOME"] = str(java.path.resolve().parent.parent)
+        archive = shlex.join(archive_options(archive_path("spark", java, jars, cache_directory())))
+        argv += ["--jars", ",".join(str(jar) for jar in jars), f"--driver-java-options={archive}"]
+    os.execv(sys.executable, [*argv, *context.args])  # noqa: S606 - the job gets our process id, signals and terminal
 
 
 @spark_app.command("maintain")
@@ -271,7 +269,7 @@ def spark_submit(
         mode = deploy_mode or (submit.CLUSTER if cluster.startswith("k8s") else submit.CLIENT)
         plan = submit.Submission(
             job=job,
-            title=kind.title or kind.name,
+            title=kind.name,
             file=kind.file,
             checkpoint=options.checkpoint,
             arguments=arguments,

@@ -17,7 +17,6 @@ from gateway.assembly import ListenerSecurity, Log, Process, State, wall_clock
 from gateway.kafka.driver.client_settings import client_settings, consumer_settings
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
-from gateway.mqtt.connection.answers import Answers
 from gateway.mqtt.connection.refused_again import RefusedAgain, refused_topic
 from gateway.mqtt.connection.services import Services as MqttServices
 from gateway.mqtt.listener import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
@@ -83,7 +82,6 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
         retained=state.retained,
         access=security.access_list,
         refused_again=RefusedAgain(log.publisher, state.parts.counters),
-        answers=Answers(),
         counters=state.parts.counters,
         limits=security.limits,
         self_delivery=state.parts.qos2.self_delivery,

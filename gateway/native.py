@@ -12,8 +12,6 @@ from gateway.statistics import gauge
 EXTENSIONS: Final = (
     "gateway.kafka.publish._native",
     "mapping.amqp._native",
-    "mapping.mqtt._native",
-    "mapping.rest._native",
     "protocols.amqp._native",
     "protocols.mqtt._native",
 )

@@ -20,6 +20,9 @@ class Watcher(Protocol):
     def closed(self, socket: Any, reason: str) -> None:
         """Called when a connection is closed."""
 
+    def end(self, why: str) -> None:
+        """Called when the process stops: watch no longer."""
+
 
 class Taps:
     """The running traces."""

@@ -21,8 +21,8 @@ from mapping.record import MQTT_TOPIC, Headers, is_topic_name, text_of
 PLACEHOLDER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
-class CollisionError(ValueError):
-    """Two names in the configuration collide."""
+class RuleError(ValueError):
+    """A mapping rule or name that cannot be used; the text names it."""
 
 
 class TopicNames:
@@ -43,8 +43,9 @@ class TopicNames:
         for name in dotted or ():
             other = self._exact.setdefault(_folded(name), name)
             if other != name:
-                raise CollisionError(f"{name!r} and {other!r} collide in Kafka")
-        self._templates = [] if self._every else [_Template(text) for text in templates if "." in text]
+                raise RuleError(f"mapping.dotted_topics: {name!r} and {other!r} collide in Kafka")
+        # with what matches the names that the template makes, when dots are replaced by underscores
+        self._templates = [(text, _pattern(_folded(text), "[A-Za-z0-9_-]*")) for text in templates if "." in text]
 
     def fits(self, name: str) -> bool:
         """Whether `name` is a legal Kafka name, and the chosen one of the names that it collides with."""
@@ -55,23 +56,9 @@ class TopicNames:
         folded = _folded(name)
         chosen = self._exact.get(folded)
         if chosen is None:
-            chosen = next((made for one in self._templates if (made := one.name(folded)) is not None), folded)
+            made = ((text, back.fullmatch(folded)) for text, back in self._templates)
+            chosen = next((text.format_map(found.groupdict()) for text, found in made if found is not None), folded)
         return chosen == name
-
-
-class _Template:
-    """The topic of a rule, with dots in it."""
-
-    __slots__ = ("_back", "_text")
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._back = _pattern(_folded(text), "[A-Za-z0-9_-]*")
-
-    def name(self, folded: str) -> str | None:
-        """Return the name that it makes whose dots replaced by underscores give `folded`, or None."""
-        found = self._back.fullmatch(folded)
-        return None if found is None else PLACEHOLDER.sub(lambda level: found[level[1]], self._text)
 
 
 def _pattern(template: str, level: str = "[^/]*?", bound: Mapping[str, str] = MappingProxyType({})) -> re.Pattern[str]:
@@ -101,10 +88,6 @@ _ENTRY: Final = 256  # so there are at most 65,536 of them
 _MQTT_TOPIC_LIMIT: Final = 65_535  # bytes [MQTT-4.7.3-3]
 MULTI: Final = "#"
 SINGLE: Final = "+"
-
-
-class RuleError(ValueError):
-    """A mapping rule that cannot be used; the text names its number."""
 
 
 class Destination(NamedTuple):
@@ -263,11 +246,8 @@ class Rules:
         for name in dotted or ():
             if not is_topic_name(name):
                 raise RuleError(f"mapping.dotted_topics: {name!r} is not a legal Kafka topic name")
-        try:
-            chosen = None if dotted is None else (catch_all, *dotted)
-            self._names = TopicNames(chosen, [rule.topic for rule in self._rules])
-        except CollisionError as error:
-            raise RuleError(f"mapping.dotted_topics: {error}") from error
+        chosen = None if dotted is None else (catch_all, *dotted)
+        self._names = TopicNames(chosen, [rule.topic for rule in self._rules])
         self._forward: dict[str, Destination] = {}
         self._forward_size = 0
 

@@ -6,9 +6,9 @@ job, `spark_sinks/reject_scanner.py` finds the records that its results omit by 
 
 from __future__ import annotations
 
-import argparse
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -18,18 +18,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_sinks import decode, registry
 from spark_sinks.archive.rows import rows
 from spark_sinks.archive.sink import writing
-from spark_sinks.job import Flow, JobKind, JobOptions
+from spark_sinks.job import SHORTEST_BEHIND_S, Flow, JobKind, JobOptions
 from spark_sinks.job_file import JobFile
 from spark_sinks.records import records, term
-from spark_sinks.reject_scanner import Rejects
-from spark_sinks.sinks import kafka_sink
 from spark_sinks.spec import jobs as spec
 from spark_sinks.spec.parts import Session, Window
 from spark_sinks.transforms import enrich, last, results, thresholds, windows
 from spark_sinks.transforms.dead_letters import KAFKA_HEADERS
 from spark_sinks.triggers import REAL_TIME, Trigger
 
-SHORTEST_BEHIND_S: Final = 5.0
 REGISTRY_MS: Final = 10_000
 """How often a registry's topic is read in real time, unless the job file sets an interval."""
 NO_DATA_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
@@ -64,77 +61,34 @@ def kind_of(file: JobFile) -> JobKind:
         "conf": list(run.conf.items()),
     }
 
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.set_defaults(**defaults)
-
     return JobKind(
-        name=str(file.path),
+        name=file.spec.title,
         summary=type(file.spec).SUMMARY,
         options=Options,
-        add_arguments=add_arguments,
+        add_arguments=lambda parser: parser.set_defaults(**defaults),
         flow=flow,
-        slots=_slots,
-        title=file.spec.title,
         file=file.path,
     )
 
 
-def _slots(options: Options, partitions: Mapping[str, int], shuffle: int) -> int:
-    """Return how many tasks run at once in real time: all stages, and one that scans for dead letters."""
-    declared = options.file.streaming
-    sources = sum(partitions[topic] for topic in declared.source.topics)
-    return sources + (1 if isinstance(declared, _STATELESS) else shuffle + 1)
-
-
-def flow(spark: SparkSession, options: Options) -> Flow:
+def flow(spark: SparkSession, options: Options) -> DeclaredJob:
     """Return the flow of a job file."""
     declared = options.file.streaming
-    job = _JOBS[declared.job](spark, options)
-    return Flow(
-        name=declared.title,
-        topics=declared.source.topics,
-        checkpoint=job.checkpoint,
-        trigger=Trigger(options.trigger, options.interval_ms or job.interval_ms),
-        start=job.start,
-        rejects=job.rejects,
-        behind_s=job.behind_s,
-        stages=1 if isinstance(declared, _STATELESS) else 2,
-        sized=not isinstance(declared, spec.Archive),
-    )
+    has_means = isinstance(declared, spec.Anomalies) and declared.has_state
+    return AnomaliesWithMeans(spark, options) if has_means else _JOBS[declared.job](spark, options)
 
 
-class DeclaredJob:
+class DeclaredJob(Flow):
     """Common parts of all kinds of jobs; a kind turns readings into results."""
 
     def __init__(self, spark: SparkSession, options: Options) -> None:
-        self.spark = spark
-        self.options = options
-        self.declared: Any = options.file.streaming
-        self.checkpoint = f"{options.checkpoint}/{self.declared.title}"
-
-    @property
-    def rejects(self) -> Rejects | None:
-        """Records that its results omit: those that cannot be decoded. None for an archive, which keeps them."""
-        topic = self.declared.source.dead_letters
-        return topic and Rejects(topic, self._once, self.options.max_offsets_per_trigger)
-
-    @property
-    def behind_s(self) -> float:
-        """How many seconds it may be behind in real time before it catches up in micro-batches."""
-        return SHORTEST_BEHIND_S
-
-    @property
-    def interval_ms(self) -> int | None:
-        """The interval if the options set none. None means the trigger's default."""
-        return None
-
-    def _once(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
-        found = self.left_out(source, watermark_ms)
-        packs = self.declared.source.decode == "senml"  # several readings of one record may be late
-        return found.dropDuplicates(["topic", "partition", "offset"]) if packs else found
+        declared = options.file.streaming
+        source = declared.source
+        super().__init__(spark, options, name=declared.title, topics=source.topics, rejects_topic=source.dead_letters)
+        self.declared: Any = declared
 
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
-        """Return the source's records that no result counts, with the reason."""
+        """See `Flow`: those that cannot be decoded."""
         return self.checked(source).where(F.col("error").isNotNull()).select("record.*", "error")
 
     def checked(self, source: DataFrame) -> DataFrame:
@@ -142,25 +96,9 @@ class DeclaredJob:
         needed = [(str(of), term(of)) for of in self.declared.groups]
         return decode.readings(records(source), self.declared.source, needed)
 
-    def stream(self, trigger: Trigger) -> DataFrame:
-        """Return the readings as a stream."""
-        return self.checked(self.options.stream(self.spark, self.declared.source.topics, trigger))
-
-    def start(self, trigger: Trigger) -> StreamingQuery:
-        """Start the query."""
-        raise NotImplementedError
-
-    def to_kafka(self, made: DataFrame, topic: str | None, trigger: Trigger, *, final: bool) -> StreamingQuery:
-        """Start the query with these records; `final` emits each record once, when its result can no longer change."""
-        return kafka_sink(
-            made,
-            topic,
-            name=self.declared.title,
-            connection=self.options.connection,
-            checkpoint=self.checkpoint,
-            trigger=trigger,
-            output_mode="append" if final else "update",
-        )
+    def readings(self, trigger: Trigger) -> DataFrame:
+        """Return the readings, good and bad ones, as a stream."""
+        return self.checked(self.stream(trigger))
 
 
 class Windowed(DeclaredJob):
@@ -180,12 +118,14 @@ class Windowed(DeclaredJob):
 
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
         """Also include the readings that Spark drops as late."""
-        return windows.left_out(self.checked(source), self.window, watermark_ms)
+        found = windows.left_out(self.checked(source), self.window, watermark_ms)
+        packs = self.declared.source.decode == "senml"  # several readings of one record may be late
+        return found.dropDuplicates(["topic", "partition", "offset"]) if packs else found
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `DeclaredJob`."""
+        """See `Flow`."""
         declared, window = self.declared, self.window
-        good = results.good(self.stream(trigger))
+        good = results.good(self.readings(trigger))
         if isinstance(window, Session):
             made = windows.sessions(good, declared.by, window, declared.aggregates)
         else:
@@ -201,8 +141,8 @@ class LastKnown(DeclaredJob):
     declared: spec.LastKnown
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `DeclaredJob`."""
-        made = last.newest(results.good(self.stream(trigger)), self.declared.by)
+        """See `Flow`."""
+        made = last.newest(results.good(self.readings(trigger)), self.declared.by)
         topic: str | None = self.declared.sink.kafka
         if self.declared.sink.retained:
             made, topic = last.as_retained(made, self.declared.sink.kafka), None
@@ -212,10 +152,11 @@ class LastKnown(DeclaredJob):
 class Stateless(DeclaredJob):
     """Base of the jobs whose single query writes results and dead letters."""
 
-    @property
-    def rejects(self) -> Rejects | None:
-        """None: the query itself writes them."""
-        return None
+    STAGES = 1
+
+    def __init__(self, spark: SparkSession, options: Options) -> None:
+        super().__init__(spark, options)
+        self.rejects_topic = None
 
     def routed(self, checked: DataFrame, made: Column, trigger: Trigger) -> StreamingQuery:
         """Start the query, which writes the records made from good readings and the dead letters."""
@@ -230,16 +171,17 @@ class Enrich(Stateless):
     declared: spec.Enrich
 
     @property
-    def interval_ms(self) -> int | None:
+    def trigger(self) -> Trigger:
         """In real time the registry's topic is read again at each checkpoint."""
-        real_time = self.options.trigger == REAL_TIME
-        return REGISTRY_MS if real_time and self.declared.registry.topic is not None else None
+        made = super().trigger
+        reads_topic = made.mode == REAL_TIME and self.declared.registry.topic is not None
+        return replace(made, interval_ms=REGISTRY_MS) if reads_topic and made.interval_ms is None else made
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `DeclaredJob`."""
+        """See `Flow`."""
         declared = self.declared
         known = registry.read(self.spark, declared.registry, self.options.connection)
-        checked = enrich.enriched(self.stream(trigger), declared.by, known)
+        checked = enrich.enriched(self.readings(trigger), declared.by, known)
         columns = [*declared.source.columns, *declared.registry.columns]
         return self.routed(checked, enrich.enriched_records(declared.by, columns), trigger)
 
@@ -250,10 +192,10 @@ class Anomalies(Stateless):
     declared: spec.Anomalies
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `DeclaredJob`."""
+        """See `Flow`."""
         declared = self.declared
         made = thresholds.alarms(declared.by, declared.thresholds, packs=declared.source.decode == "senml")
-        return self.routed(self.stream(trigger), made, trigger)
+        return self.routed(self.readings(trigger), made, trigger)
 
 
 class AnomaliesWithMeans(DeclaredJob):
@@ -262,13 +204,13 @@ class AnomaliesWithMeans(DeclaredJob):
     declared: spec.Anomalies
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `DeclaredJob`."""
+        """See `Flow`."""
         # Spark gives the Python process that this starts ten seconds, however busy the machine is. Importing its module
         # here first has it compiled and in the page cache.
         importlib.import_module("pyspark.sql.streaming.transform_with_state_driver_worker")
         declared, conf = self.declared, self.spark.conf
         made = thresholds.with_means(
-            results.good(self.stream(trigger)),
+            results.good(self.readings(trigger)),
             declared.by,
             declared.thresholds,
             declared.forget.ms,
@@ -282,22 +224,16 @@ class AnomaliesWithMeans(DeclaredJob):
             conf.set(NO_DATA_BATCHES, before or "true")
 
 
-def _anomalies(spark: SparkSession, options: Options) -> DeclaredJob:
-    declared = options.file.spec
-    has_state = isinstance(declared, spec.Anomalies) and declared.has_state
-    return AnomaliesWithMeans(spark, options) if has_state else Anomalies(spark, options)
-
-
 class Transform(DeclaredJob):
     """The records that a Python file makes from the readings."""
 
     declared: spec.Transform
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `DeclaredJob`; ValueError if the function's records have no key or value."""
+        """See `Flow`; ValueError if the function's records have no key or value."""
         function = self.options.file.transform
         assert function is not None  # `job_file.read`
-        made = function(results.good(self.stream(trigger)).drop("record", "error"))
+        made = function(results.good(self.readings(trigger)).drop("record", "error"))
         if not {"key", "value"}.issubset(made.columns):
             raise ValueError(f"transform: the records need columns key and value, not only {', '.join(made.columns)}")
         headers = F.col("headers") if "headers" in made.columns else F.array()
@@ -313,26 +249,27 @@ class ToArchive(DeclaredJob):
     """Every record, written to files."""
 
     declared: spec.Archive
+    STAGES = 1
+    SIZED = False
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `DeclaredJob`; ArchiveError if the archive belongs to another job."""
+        """See `Flow`; ArchiveError if the archive belongs to another job."""
         declared = self.declared
         writer = (
-            rows(self.stream(trigger), declared.source)
-            .writeStream.queryName(declared.title)
+            rows(self.readings(trigger), declared.source)
+            .writeStream.queryName(self.name)
             .option("checkpointLocation", self.checkpoint)
             .foreachBatch(writing(self.spark, declared.sink, self.checkpoint))
         )
         return trigger.start(writer)
 
 
-_STATELESS: Final = spec.Enrich | spec.Anomalies | spec.Archive
-_JOBS: Final[Mapping[str, Callable[[SparkSession, Options], DeclaredJob]]] = {
+_JOBS: Final[Mapping[str, type[DeclaredJob]]] = {
     "window-stats": Windowed,
     "sessionize": Windowed,
     "last-known": LastKnown,
     "enrich": Enrich,
-    "anomalies": _anomalies,
+    "anomalies": Anomalies,
     "archive": ToArchive,
     "transform": Transform,
 }

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from queue import SimpleQueue
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -16,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_sinks.batch_size import SHORTEST_S, BatchSize
 from spark_sinks.catch_up_policy import CatchUpPolicy
 from spark_sinks.checkpoint import Checkpoint
-from spark_sinks.job import Flow, JobOptions
+from spark_sinks.job import Flow
 from spark_sinks.progress import Examined, Offsets, Progress, offsets_sum
 from spark_sinks.reject_scanner import RejectScanner
 from spark_sinks.sources import Broker
@@ -39,30 +38,24 @@ class FlowExecution:
     """Runs a flow. In real time it catches up first, and again when it falls behind.
 
     Args:
-        spark: the session.
         flow: the flow.
         broker: tells the offsets of its topics.
-        options: the job's options.
-        found: receives the reject scanner's results, and the exception that ended its thread.
+        found: called in a thread with the reject scanner's results, and the exception that ended it.
         say: called with messages for people.
     """
 
     def __init__(
         self,
-        spark: SparkSession,
         flow: Flow,
         broker: Broker,
-        options: JobOptions,
         *,
-        found: SimpleQueue[Examined | BaseException],
+        found: Callable[[Examined | BaseException], None],
         say: Callable[[str], None],
     ) -> None:
         self.flow = flow
         self.query: StreamingQuery
         self.mode = flow.trigger.mode
-        self._spark = spark
         self._broker = broker
-        self._starting_offsets = options.starting_offsets
         self._say = say
         self.runs: dict[str, str] = {}  # mode of each run of the query, by run id
         self._workers_missed = 0  # consecutive failures
@@ -70,24 +63,12 @@ class FlowExecution:
         self._stopped = False
         self._policy = CatchUpPolicy(flow.behind_s)
         micro = flow.trigger.interval_ms if flow.trigger.mode == MICRO_BATCH else None
-        self._size = BatchSize(options.max_offsets_per_trigger, max(SHORTEST_S, (micro or 0) / 1000))
+        self._size = BatchSize(flow.options.max_offsets_per_trigger, max(SHORTEST_S, (micro or 0) / 1000))
         self.position: Offsets = {}  # end offsets of the finished batches
         self.ends: Offsets = {}  # end offsets of the topics at the last check
         self._next_look = 0.0
-        self._checkpoint = Checkpoint(spark, flow.checkpoint)
-        self._scanner = (
-            None
-            if flow.rejects is None
-            else RejectScanner(
-                spark,
-                flow.name,
-                flow.checkpoint,
-                flow.rejects,
-                connection=options.connection,
-                report=found.put,
-                failed=found.put,
-            )
-        )
+        self._checkpoint = Checkpoint(flow.spark, flow.checkpoint)
+        self._scanner = None if flow.rejects_topic is None else RejectScanner(flow, found)
         self._scan_by = float("inf")  # deadline for scanning the finished batches
 
     def begin(self) -> None:
@@ -95,7 +76,7 @@ class FlowExecution:
         self._checkpoint.forget_unfinished_start()
         if self.flow.trigger.mode == REAL_TIME:
             self._checkpoint.check_real_time()
-        earliest = self._starting_offsets == "earliest"
+        earliest = self.flow.options.starting_offsets == "earliest"
         self.position = self._checkpoint.position() or self._broker.ends(self.flow.topics, beginnings=earliest) or {}
         self._read_ends()
         if self.flow.trigger.mode == REAL_TIME:
@@ -126,7 +107,7 @@ class FlowExecution:
         self.query = self.flow.start(replace(trigger, most=self._size.now))
         self.runs[str(self.query.runId)] = mode
         if self._scanner:
-            self._scanner.tasks = _spare_cores(self._spark) if mode == REAL_TIME else None
+            self._scanner.tasks = _spare_cores(self.flow.spark) if mode == REAL_TIME else None
 
     def step(self) -> None:
         """Check the query, and restart it if needed; raises the error that ended it."""
@@ -163,11 +144,6 @@ class FlowExecution:
             if self.flow.trigger.mode == REAL_TIME:
                 self._policy.observe_end(time.monotonic(), offsets_sum(ends))
 
-    @property
-    def scans_rejects(self) -> bool:
-        """Whether a scanner looks for records that its results omit."""
-        return self._scanner is not None
-
     def finished(self, progress: Progress) -> Progress:
         """Handle a finished batch, and return its progress with the trigger and with the lag of real time."""
         self._scan_by = min(self._scan_by, time.monotonic() + SCAN_WAIT_S)
@@ -195,7 +171,7 @@ class FlowExecution:
 
     def _resized(self, progress: Progress) -> bool:
         """Whether this batch changes the size of the next ones."""
-        if self._stopped or not self.flow.sized:
+        if self._stopped or not self.flow.SIZED:
             return False
         return self._size.finished(progress.rows, progress.duration_ms / 1000)
 
@@ -210,9 +186,9 @@ class FlowExecution:
 
     def _tasks_run(self) -> bool:
         """Whether a real-time batch reads: all tasks of all its stages are running."""
-        tracker = self._spark.sparkContext.statusTracker()
+        tracker = self.flow.spark.sparkContext.statusTracker()
         infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-        return len(infos) >= self.flow.stages and all(info and info.numActiveTasks == info.numTasks for info in infos)
+        return len(infos) >= self.flow.STAGES and all(info and info.numActiveTasks == info.numTasks for info in infos)
 
     def stop(self) -> None:
         """Stop the query for good."""

@@ -1,7 +1,7 @@
 """The description of a job. A new job is only a module in `spark_sinks/jobs` with a `JOB` of type `JobKind`.
 
 A job is one flow: a query with its own checkpoint from a source to a sink. Records that its results omit go to a
-dead-letter topic (`Rejects`, `RejectScanner`), which requires reading the source twice.
+dead-letter topic (`RejectScanner`), which requires reading the source twice.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from mapping.record import is_topic_name
 from spark_sinks import jobs
-from spark_sinks.reject_scanner import Rejects
-from spark_sinks.sources import kafka_stream
+from spark_sinks.sources import kafka_stream, producer_settings
 from spark_sinks.spec.values import Duration, Listen
 from spark_sinks.triggers import MICRO_BATCH, Trigger
 
 DRIVER_MB: Final = 1024
 """Java heap that a job needs besides its state; with a local master it is the heap of the whole job."""
+SHORTEST_BEHIND_S: Final = 5.0
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,63 +56,109 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Kafka client settings by their Kafka names."""
         return {"bootstrap.servers": self.bootstrap_servers, **self.kafka}
 
-    def stream(
-        self, spark: SparkSession, topics: Sequence[str], trigger: Trigger, *, headers: bool = True
-    ) -> DataFrame:
-        """Return the records of these topics as a stream for a query with this trigger; see `kafka_stream`."""
-        return kafka_stream(
-            spark,
-            ",".join(topics),
-            connection=self.connection,
-            starting_offsets=self.starting_offsets,
-            max_offsets_per_trigger=trigger.most_of(self.max_offsets_per_trigger),
-            fail_on_data_loss=not self.accept_data_loss,
-            headers=headers,
-        )
 
-
-@dataclass(frozen=True, slots=True)
 class Flow:
     """The query of a job. The runner starts it again when it changes between catching up and real time.
 
     Attributes:
-        name: name of the query.
+        name: name of the job and of the query.
         topics: its source.
+        rejects_topic: where `RejectScanner` writes what `left_out` finds. None if the query itself writes dead letters,
+            or has none.
         checkpoint: the query's own directory (or URL).
-        trigger: the trigger it is meant to run with.
-        start: starts the query on its checkpoint with the given trigger. The source has a limit per batch
-            (`max_offsets_per_trigger`), except in real time.
-        rejects: how to find the records that its results omit. None if there are none.
-        behind_s: how many seconds it may be behind in real time; beyond that it catches up in micro-batches. It must be
-            well below the watermark's delay, or readings become late.
-        stages: stages that run at once in real time: two with state, else one.
-        sized: whether long micro-batches are made smaller; False where few and large files are wanted.
+        STAGES: stages that run at once in real time: two with state, else one.
+        SIZED: whether long micro-batches are made smaller; False where few and large files are wanted.
     """
 
-    name: str
-    topics: Sequence[str]
-    checkpoint: str
-    trigger: Trigger
-    start: Callable[[Trigger], StreamingQuery]
-    rejects: Rejects | None = None
-    behind_s: float = 5.0
-    stages: int = 2
-    sized: bool = True
+    STAGES: ClassVar[int] = 2
+    SIZED: ClassVar[bool] = True
+
+    def __init__(
+        self, spark: SparkSession, options: Any, *, name: str, topics: Sequence[str], rejects_topic: str | None
+    ) -> None:
+        self.spark = spark
+        self.options: Any = options  # the `JobOptions` of its kind
+        self.name = name
+        self.topics = topics
+        self.rejects_topic = rejects_topic
+        self.checkpoint = f"{options.checkpoint}/{name}"
+
+    @property
+    def trigger(self) -> Trigger:
+        """The trigger it is meant to run with."""
+        return Trigger(self.options.trigger, self.options.interval_ms)
+
+    @property
+    def behind_s(self) -> float:
+        """How many seconds it may be behind in real time; beyond that it catches up in micro-batches.
+
+        It must be well below the watermark's delay, or readings become late.
+        """
+        return SHORTEST_BEHIND_S
+
+    def slots(self, partitions: Mapping[str, int], shuffle: int) -> int:
+        """Return how many tasks run at once in real time: all stages, and one that scans for dead letters."""
+        return sum(partitions[topic] for topic in self.topics) + (self.STAGES - 1) * shuffle + 1
+
+    def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
+        """Return the source's records that no result counts, with its columns and the reason in `error`.
+
+        Args:
+            source: the source's records.
+            watermark_ms: the watermark (epoch ms) that Spark applied to each record.
+        """
+        raise NotImplementedError
+
+    def start(self, trigger: Trigger) -> StreamingQuery:
+        """Start the query on its checkpoint."""
+        raise NotImplementedError
+
+    def stream(self, trigger: Trigger, *, headers: bool = True) -> DataFrame:
+        """Return the records of the source for a query with this trigger; see `kafka_stream`."""
+        return kafka_stream(
+            self.spark,
+            ",".join(self.topics),
+            connection=self.options.connection,
+            starting_offsets=self.options.starting_offsets,
+            max_offsets_per_trigger=trigger.most_of(self.options.max_offsets_per_trigger),
+            fail_on_data_loss=not self.options.accept_data_loss,
+            headers=headers,
+        )
+
+    def to_kafka(self, records: DataFrame, topic: str | None, trigger: Trigger, *, final: bool) -> StreamingQuery:
+        """Start the query that writes `records` to `topic`.
+
+        At least once: a batch that was written but not checkpointed when the job died is written again. A repeated
+        micro-batch has the same content, because the checkpoint fixes its offset range. Real time fixes the range only
+        at the batch's end, so counts already written start again from the last checkpoint: for up to one interval a
+        reader sees windows go back and then forward again.
+
+        Args:
+            records: columns key and value (binary), headers (array of key and value).
+            topic: the Kafka topic, which must exist. None means that a column `topic` names each record's topic.
+            trigger: when it reads. Real time holds a slot for every task of every stage.
+            final: write each record once, when its result can no longer change. Stateless queries do so.
+        """
+        writer = (
+            records.writeStream.queryName(self.name)
+            .format("kafka")
+            .options(**producer_settings(self.options.connection))
+            .option("checkpointLocation", self.checkpoint)
+            .outputMode("append" if final else "update")
+        )
+        return trigger.start(writer if topic is None else writer.option("topic", topic))
 
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """A job that can be started by name.
+    """A job that can be started.
 
     Attributes:
-        name: its name on the command line.
+        name: its name for people and as a label of metrics, and, without a file, on the command line.
         summary: one line for `--help`.
         options: a `JobOptions`; a ValueError from it means a wrong command line.
         add_arguments: adds the job's own options to a parser, each with a field of `options` as its `dest`.
         flow: returns the flow without starting it.
-        slots: returns how many tasks run at once in real-time mode, from the options, the number of partitions of each
-            topic and the number of shuffle partitions.
-        title: name for people and as a label of metrics; empty means `name`.
         file: the file that declares it, which also sets the common options, so that the command line need not.
     """
 
@@ -121,9 +167,12 @@ class JobKind:
     options: type[JobOptions]
     add_arguments: Callable[[argparse.ArgumentParser], None]
     flow: Callable[[SparkSession, Any], Flow]
-    slots: Callable[[Any, Mapping[str, int], int], int]
-    title: str = ""
     file: Path | None = None
+
+    @property
+    def command(self) -> str:
+        """The JOB argument of the command line."""
+        return self.name if self.file is None else str(self.file)
 
 
 def known_jobs() -> dict[str, JobKind]:

@@ -16,7 +16,7 @@ from typing import Final
 from prometheus_client import start_http_server
 
 from gateway.observe.metrics import Metrics
-from spark_sinks.progress import Examined, Offsets, Progress
+from spark_sinks.progress import Examined, Offsets, Progress, Totals
 from spark_sinks.spec.values import Listen
 from spark_sinks.statistics import SOURCE, QueryStatistics
 from spark_sinks.triggers import MODES
@@ -25,45 +25,55 @@ RATE_S: Final = 60.0
 """Rates cover the batches that ended within this time, and always the newest batch."""
 
 
-class QueryMetrics:
-    """Collects the numbers of one query. Written by the thread that runs the job, read by the thread of a scrape.
+class JobMetrics:
+    """The metrics of one job and its query, and the HTTP server that serves them at any path of `address`.
+
+    They are written by the thread that runs the job, and read by the thread of a scrape.
 
     Args:
-        restarts: starts of the job before this one.
+        job: the name of the job and of its query, a label.
+        restarts: starts of the job before this one; may be set until its query reads.
         clock: Unix time in seconds.
     """
 
-    def __init__(self, restarts: int = 0, clock: Callable[[], float] = time.time) -> None:
-        self._restarts = restarts
+    def __init__(self, job: str, restarts: int = 0, clock: Callable[[], float] = time.time) -> None:
+        self.address: Listen | None = None  # None until they are served
+        self.restarts = restarts
+        self.totals = Totals()
+        self._job = job
+        self._metrics = Metrics()
         self._clock = clock
-        self._began = clock()
+        self._began: float | None = None  # None until the query reads
         self._lock = threading.Lock()
         self._mode = ""
         self._position: Offsets = {}
         self._ends: Offsets = {}
-        self._rows = 0
-        self._batches = 0
         self._recent: deque[tuple[float, int]] = deque()  # end time and rows of each batch
-        self._late_rows = 0
-        self._rejects: tuple[int, int] | None = None  # malformed, late; None while they are not counted
+        self._counts_rejects = False
+        self._dead_letters = 0  # of those that the query itself writes
         self._newest: Progress | None = None
+
+    def _begin(self) -> None:
+        if self._began is None:
+            self._began = self._clock()
+            self._metrics.add_source(SOURCE, self.statistics, labels={"job": self._job, "query": self._job})
 
     def reads(self, mode: str, position: Offsets, ends: Offsets, *, counts_rejects: bool) -> None:
         """Set the mode, the position after finished batches, the topics' ends, and whether `examined` is called."""
+        self._begin()
         with self._lock:
             self._mode, self._position, self._ends = mode, position, ends
-            if counts_rejects and self._rejects is None:
-                self._rejects = 0, 0
+            self._counts_rejects |= counts_rejects
 
     def finished(self, progress: Progress) -> None:
         """Count a finished batch."""
+        self._begin()
         with self._lock:
             self._newest = progress
-            self._batches += 1
-            self._rows += progress.rows
-            self._late_rows += progress.late_rows
+            self.totals.add(progress)
             if progress.dead_letters is not None:
-                self._reject(progress.dead_letters, 0)
+                self._counts_rejects = True
+                self._dead_letters += progress.dead_letters
             now = self._clock()
             self._recent.append((now, progress.rows))
             while len(self._recent) > 1 and self._recent[0][0] < now - self._span(now):
@@ -72,16 +82,12 @@ class QueryMetrics:
     def examined(self, found: Examined) -> None:
         """Count the rejected records found in finished batches."""
         with self._lock:
-            self._reject(found.malformed, found.late)
-
-    def _reject(self, malformed: int, late: int) -> None:
-        before = self._rejects or (0, 0)
-        self._rejects = before[0] + malformed, before[1] + late
+            self.totals.add_examined(found)
 
     def _span(self, now: float) -> float:
         """Return the seconds that the rate covers."""
         newest = self._newest.duration_ms / 1000 if self._newest else 0.0
-        return max(newest, min(RATE_S, now - self._began), 0.001)
+        return max(newest, min(RATE_S, now - (self._began or now)), 0.001)
 
     def statistics(self) -> QueryStatistics:
         """See `gateway.statistics`."""
@@ -89,16 +95,17 @@ class QueryMetrics:
             now = self._clock()
             span = self._span(now)
             newest = self._newest
-            malformed, late = self._rejects or (None, None)
+            late = self.totals.late_readings if self._counts_rejects else None
+            malformed = self.totals.malformed + self._dead_letters if self._counts_rejects else None
             watermark = newest.watermark_ms if newest else None
             return QueryStatistics(
                 trigger={mode: int(mode == self._mode) for mode in MODES},
-                rows=self._rows,
-                batches=self._batches,
+                rows=self.totals.rows,
+                batches=self.totals.batches,
                 rows_per_second=sum(rows for at, rows in self._recent if at >= now - span) / span,
                 position=self._position,
                 lag=lag(self._position, self._ends),
-                late_rows=self._late_rows,
+                late_rows=self.totals.late_rows,
                 late=late,
                 malformed=malformed,
                 dead_letters=None if malformed is None or late is None else malformed + late,
@@ -108,44 +115,8 @@ class QueryMetrics:
                 watermark_lag_ms=round(now * 1000) - watermark if watermark else None,  # 0: before the first
                 state_rows=newest.state_rows if newest else None,
                 state_bytes=newest.state_bytes if newest else None,
-                restarts=self._restarts,
+                restarts=self.restarts,
             )
-
-
-def lag(position: Offsets, ends: Offsets) -> Offsets:
-    """Return the records between a position and the topics' ends; empty while the position is unknown."""
-    if not position:
-        return {}
-    return {
-        topic: {
-            partition: max(0, end - position.get(topic, {}).get(partition, 0)) for partition, end in partitions.items()
-        }
-        for topic, partitions in ends.items()
-    }
-
-
-class JobMetrics:
-    """The metrics of one job, and the HTTP server that serves them at any path of `address`.
-
-    Args:
-        job: the job's name, a label.
-        restarts: starts of the job before this one; may be set until there are queries.
-    """
-
-    def __init__(self, job: str, restarts: int = 0) -> None:
-        self.restarts = restarts
-        self._job = job
-        self._metrics = Metrics()
-        self._queries: dict[str, QueryMetrics] = {}
-        self.address: Listen | None = None  # None until they are served
-
-    def of(self, query: str) -> QueryMetrics:
-        """Return a query's metrics; the first call registers them."""
-        known = self._queries.get(query)
-        if known is None:
-            known = self._queries[query] = QueryMetrics(self.restarts)
-            self._metrics.add_source(SOURCE, known.statistics, labels={"job": self._job, "query": query})
-        return known
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -162,3 +133,15 @@ class JobMetrics:
             server.shutdown()
             server.server_close()
             thread.join()
+
+
+def lag(position: Offsets, ends: Offsets) -> Offsets:
+    """Return the records between a position and the topics' ends; empty while the position is unknown."""
+    if not position:
+        return {}
+    return {
+        topic: {
+            partition: max(0, end - position.get(topic, {}).get(partition, 0)) for partition, end in partitions.items()
+        }
+        for topic, partitions in ends.items()
+    }

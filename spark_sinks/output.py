@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from rich.console import Console as Terminal
@@ -21,25 +21,6 @@ from spark_sinks.status import Status, table
 REFRESHES: Final = 2  # a second
 
 
-class Output(Protocol):
-    """Where a job's progress is written."""
-
-    def ready(self, trigger: str) -> None:
-        """Every query has started to read."""
-
-    def report(self, item: Progress | Examined) -> None:
-        """A batch is finished, or was examined for rejected records."""
-
-    def say(self, text: str) -> None:
-        """Print a line for people."""
-
-    def summary(self, totals: Mapping[str, Totals]) -> None:
-        """The job has ended because it was asked to."""
-
-    def close(self) -> None:
-        """Close the output."""
-
-
 class Lines:
     """Writes one JSON object per line to standard output, and messages for people to standard error."""
 
@@ -48,23 +29,23 @@ class Lines:
         self._console = console
 
     def ready(self, trigger: str) -> None:
-        """See `Output`."""
+        """The query has started to read."""
         self._console.report(msgspec.json.encode({"kind": "ready", "job": self._job, "trigger": trigger}))
 
     def report(self, item: Progress | Examined) -> None:
-        """See `Output`."""
+        """A batch is finished, or was examined for rejected records."""
         self._console.report(msgspec.json.encode(item))
 
     def say(self, text: str) -> None:
-        """See `Output`."""
+        """Print a line for people."""
         self._console.say(text)
 
     def summary(self, totals: Mapping[str, Totals]) -> None:
-        """See `Output`."""
+        """The job has ended because it was asked to."""
         self._console.report(msgspec.json.encode({"kind": "summary", "queries": totals}))
 
     def close(self) -> None:
-        """See `Output`."""
+        """Close the output; there is nothing to close."""
 
 
 class Screen:
@@ -89,23 +70,23 @@ class Screen:
         return Group(table([shown]), Text("Ctrl-C stops it.", style="dim"))
 
     def ready(self, trigger: str) -> None:
-        """See `Output`."""
+        """See `Lines`."""
         self.say(f"{self._job} reads ({trigger}).")
 
     def report(self, item: Progress | Examined) -> None:
-        """See `Output`: the table already shows it."""
+        """See `Lines`: the table already shows it."""
 
     def say(self, text: str) -> None:
-        """See `Output`."""
+        """See `Lines`."""
         self._live.console.print(Text(text), soft_wrap=True)
 
     def summary(self, totals: Mapping[str, Totals]) -> None:
-        """See `Output`."""
+        """See `Lines`."""
         for query, total in totals.items():
             self.say(f"{query}: {total.rows:,} records in {total.batches:,} batches.")
 
     def close(self) -> None:
-        """See `Output`: the last table stays on the screen."""
+        """See `Lines`: the last table stays on the screen."""
         if not self._file.closed:
             self._live.stop()
             self._file.close()

@@ -107,16 +107,15 @@ def offsets_sum(offsets: Offsets) -> int:
 
 
 class ProgressListener:
-    """Passes each batch's progress to one function and the run id of each ended query to another, in a Spark thread.
+    """Passes each batch's progress and the run id of each ended query, which comes after it, to a function.
 
-    The end comes after the last progress. Both functions must be quick and must not call Spark: they run on the bus
-    that carries all events. Java calls these methods directly instead of pyspark's `StreamingQueryListener`, which asks
-    Java for each field of an event: a hundred calls and eight exceptions per batch, where one call is enough.
+    It is called in a Spark thread, must be quick and must not call Spark: the bus carries all events. Java calls these
+    methods directly instead of pyspark's `StreamingQueryListener`, which asks Java for each field of an event: a
+    hundred calls and eight exceptions per batch, where one call is enough.
     """
 
-    def __init__(self, spark: SparkSession, sink: Callable[[Progress], None], ended: Callable[[str], None]) -> None:
+    def __init__(self, spark: SparkSession, sink: Callable[[Progress | str], None]) -> None:
         self._sink = sink
-        self._ended = ended
         self._jlistener = java_class(spark, "org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper")(self)
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
@@ -131,7 +130,7 @@ class ProgressListener:
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         """Pass on the end of a run. Its exception is read from the query itself."""
-        self._ended(event.runId().toString())
+        self._sink(event.runId().toString())
 
     class Java:
         """Tells py4j which Java interface this object implements."""

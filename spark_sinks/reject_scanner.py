@@ -10,79 +10,44 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.checkpoint import Batch, Checkpoint
 from spark_sinks.headers import ERROR
+from spark_sinks.job import Flow
 from spark_sinks.progress import Examined, Offsets, offsets_sum
 from spark_sinks.records import of_partition
-from spark_sinks.sinks import write_once
-from spark_sinks.sources import kafka_range
+from spark_sinks.sources import kafka_range, producer_settings
 from spark_sinks.transforms.dead_letters import LATE, dead_letters
 
 MOST_BATCHES = 50
 """The most batches examined together. Spark keeps the metadata of a hundred, so the next ones are still there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rejects:
-    """How to find the records of a query's source that belong in the dead-letter topic.
-
-    Attributes:
-        topic: the dead-letter topic.
-        find: takes the source's records and the watermark of each (epoch ms); returns those that no result counts,
-            with the source's columns and the reason in `dead_letters.ERROR`.
-        limit: the most records to examine together; a single larger batch is still examined whole.
-    """
-
-    topic: str
-    find: Callable[[DataFrame, Column], DataFrame]
-    limit: int
-
-
 class RejectScanner:
     """Examines the finished batches of one query, starting after the last one that the checkpoint marks as examined.
 
     Args:
-        spark: the session.
-        query: the query's name, for reports.
-        checkpoint: the query's checkpoint.
-        rejects: how to find the rejected records.
-        connection: Kafka client settings by their Kafka names.
-        report: called in the thread with the result of each examination.
-        failed: called with the exception that ended the thread.
+        flow: the job, with the topic for its dead letters.
+        report: called in the thread with the result of each examination, and the exception that ended the thread.
 
     Attributes:
         tasks: the most tasks that may scan at the same time. None means one per partition.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        query: str,
-        checkpoint: str,
-        rejects: Rejects,
-        *,
-        connection: Mapping[str, str],
-        report: Callable[[Examined], None],
-        failed: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, flow: Flow, report: Callable[[Examined | BaseException], None]) -> None:
         self.tasks: int | None = None
-        self._spark = spark
-        self._query = query
-        self._rejects = rejects
-        self._connection = connection
+        self._flow = flow
+        self._spark = flow.spark
         self._report = report
-        self._failed = failed
-        self._checkpoint = Checkpoint(spark, checkpoint)
+        self._checkpoint = Checkpoint(flow.spark, flow.checkpoint)
         self._finished = threading.Event()  # set when another batch is finished
         self._stopped = False
         self._out_of_time = False
-        self._thread = threading.Thread(target=self._work, name=f"reject scanner of {query}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"reject scanner of {flow.name}", daemon=True)
 
     def start(self) -> None:
         """Start the thread. It waits for `batch_finished`, then first examines the batches left by an earlier run."""
@@ -104,7 +69,7 @@ class RejectScanner:
 
     @property
     def _group(self) -> str:
-        return f"reject scanner of {self._query} {id(self)}"
+        return f"reject scanner of {self._flow.name} {id(self)}"
 
     def _work(self) -> None:
         self._spark.sparkContext.setJobGroup(self._group, "readings that no result counts", interruptOnCancel=True)
@@ -118,7 +83,7 @@ class RejectScanner:
                     self._report(found)
         except Exception as error:  # raised by the thread that runs the query
             if not self._stopped:
-                self._failed(error)
+                self._report(error)
 
     def _examine(self) -> Examined | None:
         batches = self._next()
@@ -130,7 +95,7 @@ class RejectScanner:
         malformed, late = self._send(start, end, watermark_of(batches)) if rows else (0, 0)
         self._checkpoint.mark_examined(batches[-1].number)
         return Examined(
-            query=self._query,
+            query=self._flow.name,
             batch=batches[-1].number,
             rows=rows,
             malformed=malformed,
@@ -140,20 +105,25 @@ class RejectScanner:
 
     def _send(self, start: Offsets, end: Offsets, watermark_ms: Column) -> tuple[int, int]:
         """Write the dead letters of an offset range; return the numbers of malformed and of late ones."""
-        records = kafka_range(self._spark, start, end, connection=self._connection)
+        connection = self._flow.options.connection
+        records = kafka_range(self._spark, start, end, connection=connection)
         if self.tasks is not None:
             records = records.coalesce(self.tasks)
-        found = self._rejects.find(records, watermark_ms).cache()  # the source is read once; rejected records are few
+        found = self._flow.left_out(records, watermark_ms).cache()  # the source is read once; rejected records are few
         try:
             [(count, late)] = found.select(F.count(F.lit(1)), F.count_if(F.col(ERROR) == LATE)).collect()
             if count:
-                write_once(dead_letters(found), self._rejects.topic, self._connection)
+                writer = dead_letters(found).write.format("kafka").options(**producer_settings(connection))
+                writer.option("topic", self._flow.rejects_topic).save()
         finally:
             found.unpersist()
         return count - late, late
 
     def _next(self) -> list[Batch]:
-        """Return the next finished batches that were not examined, as many as may be examined together."""
+        """Return the next finished batches that were not examined, as many as may be examined together.
+
+        They have at most the records of one micro-batch; a single larger batch is still examined whole.
+        """
         done = self._checkpoint.examined()
         newest = self._checkpoint.newest()
         if newest is None or newest == done:
@@ -166,7 +136,7 @@ class RejectScanner:
             if batch is None:
                 break
             rows += offsets_sum(batch.end) - offsets_sum(batch.start)
-            if batches and rows > self._rejects.limit:
+            if batches and rows > self._flow.options.max_offsets_per_trigger:
                 break
             batches.append(batch)
         return batches

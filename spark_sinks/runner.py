@@ -18,14 +18,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
-from pyspark.sql import SparkSession
 
 from spark_sinks.declared import kind_of
 from spark_sinks.flow_execution import FlowExecution
-from spark_sinks.job import DRIVER_MB, JobKind, JobOptions, duration, known_jobs, listen
+from spark_sinks.job import DRIVER_MB, Flow, JobKind, JobOptions, duration, known_jobs, listen
 from spark_sinks.job_file import JobFileError, is_job_file, read
 from spark_sinks.metrics import JobMetrics
-from spark_sinks.output import Lines, Output, Screen
+from spark_sinks.output import Lines, Screen
 from spark_sinks.process import Console, die_with_parent, end_jvm, on_stop
 from spark_sinks.progress import Examined, Progress, ProgressListener, Totals
 from spark_sinks.runs import Registration, RunsError
@@ -45,6 +44,9 @@ HEAP_ROWS = 1_000_000
 ROW_BYTES = 2_048
 """Heap reserved for each row of state: two versions of the row, and the garbage of a batch."""
 
+Event = Progress | Examined | BaseException | str | None
+"""A finished batch, a scan for rejected records or why scanning failed, the id of a run that ended, a stop request."""
+
 
 def heap_holds_state(trigger: str, rows: int | None) -> bool:
     """Whether this many rows of state (None if unknown) are kept in the heap, which is faster than RocksDB."""
@@ -52,110 +54,98 @@ def heap_holds_state(trigger: str, rows: int | None) -> bool:
 
 
 def run(
-    spark: SparkSession,
-    kind: JobKind,
-    options: JobOptions,
+    flow: Flow,
     *,
     report: Callable[[Progress | Examined], None],
     ready: Callable[[], None],
-    stop_asked: SimpleQueue[Progress | None],
+    events: SimpleQueue[Event],
     say: Callable[[str], None] = lambda _: None,
     metrics: JobMetrics | None = None,
-) -> dict[str, Totals]:
-    """Start a job and run it until `stop_asked` yields None, or a query fails (its exception is raised).
+) -> Totals:
+    """Start a job and run it until `events` yields None, or a query fails (its exception is raised).
 
     Args:
-        spark: the session; it is left open.
-        kind: the job.
-        options: the job's options.
+        flow: the job; its session is left open.
         report: called with each batch's progress, and with the result of each scan for rejected records.
         ready: called once, when its query has started to read.
-        stop_asked: the queue for progress, and for None, the request to stop.
+        events: what its threads report, and None, the request to stop.
         say: called with messages for people.
         metrics: where the query's numbers are collected.
-
-    Returns:
-        The totals of the query, by its name.
 
     Raises:
         ValueError: a checkpoint does not support the trigger.
     """
-    ended: SimpleQueue[str] = SimpleQueue()
-    found: SimpleQueue[Examined | BaseException] = SimpleQueue()
-    listener: Any = ProgressListener(spark, stop_asked.put, ended.put)
-    spark.streams.addListener(listener)
-    totals: dict[str, Totals] = {}
-    metrics = metrics or JobMetrics(kind.title or kind.name)
+    listener: Any = ProgressListener(flow.spark, events.put)
+    flow.spark.streams.addListener(listener)
+    metrics = metrics or JobMetrics(flow.name)
+    ended: set[str] = set()  # runs of the query
 
-    def take(progress: Progress) -> None:
-        if progress.run in execution.runs:  # another job in the session may report too
-            done = execution.finished(progress)
-            totals.setdefault(done.query, Totals()).add(done)
-            metrics.of(done.query).finished(done)
+    def take(event: Event) -> None:
+        if isinstance(event, BaseException):
+            raise event
+        if isinstance(event, Progress) and event.run in execution.runs:  # another job in the session may report too
+            done = execution.finished(event)
+            metrics.finished(done)
             report(done)
-
-    def take_found() -> None:
-        while not found.empty():
-            item = found.get()
-            if isinstance(item, BaseException):
-                raise item
-            totals.setdefault(item.query, Totals()).add_examined(item)
-            metrics.of(item.query).examined(item)
-            report(item)
+        elif isinstance(event, Examined):
+            metrics.examined(event)
+            report(event)
+        elif isinstance(event, str):
+            ended.add(event)
 
     try:
-        with Broker(spark, options.connection, FIRST_ANSWER_S) as broker:
-            execution = FlowExecution(spark, kind.flow(spark, options), broker, options, found=found, say=say)
+        with Broker(flow.spark, flow.options.connection, FIRST_ANSWER_S) as broker:
+            execution = FlowExecution(flow, broker, found=events.put, say=say)
             execution.begin()
             try:
                 waiting = True
                 while True:
                     try:
-                        item = stop_asked.get(timeout=0.05 if waiting else 0.25)
+                        if (event := events.get(timeout=0.05 if waiting else 0.25)) is None:
+                            break
+                        take(event)
                     except Empty:
                         pass
-                    else:
-                        if item is None:
-                            break
-                        take(item)
-                    take_found()
                     execution.step()
-                    metrics.of(execution.flow.name).reads(
-                        execution.mode, execution.position, execution.ends, counts_rejects=execution.scans_rejects
+                    metrics.reads(
+                        execution.mode,
+                        execution.position,
+                        execution.ends,
+                        counts_rejects=flow.rejects_topic is not None,
                     )
                     if waiting and execution.reads():
                         waiting = False
                         ready()
             finally:
                 execution.stop()
-                _wait_ended(set(execution.runs), ended)
+                left = _until_ended(events, execution.runs.keys() - ended)
                 execution.close()
     finally:
-        spark.streams.removeListener(listener)
-    while not stop_asked.empty():
-        if (item := stop_asked.get()) is not None:
-            take(item)
-    take_found()
-    return totals
+        flow.spark.streams.removeListener(listener)
+    while not events.empty():
+        left.append(events.get())
+    for event in left:
+        take(event)
+    return metrics.totals
 
 
-def _wait_ended(missing: set[str], ended: SimpleQueue[str], limit_s: float = 2.0) -> None:
-    """Wait, at most `limit_s`, until the listener has reported the end of every run, which follows all its progress."""
+def _until_ended(events: SimpleQueue[Event], missing: set[str], limit_s: float = 2.0) -> list[Event]:
+    """Wait, at most `limit_s`, for the end of every run, which follows all its progress; return the other events."""
+    found: list[Event] = []
     deadline = time.monotonic() + limit_s
     while missing and (left := deadline - time.monotonic()) > 0:
         try:
-            missing.discard(ended.get(timeout=left))
+            event = events.get(timeout=left)
         except Empty:
-            return
+            break
+        if isinstance(event, str):
+            missing.discard(event)
+        else:
+            found.append(event)
+    return found
 
 
-def wait_for_topics(
-    spark: SparkSession,
-    kind: JobKind,
-    options: JobOptions,
-    say: Callable[[str], None],
-    stop_asked: SimpleQueue[Progress | None],
-) -> bool:
+def wait_for_topics(flow: Flow, say: Callable[[str], None], events: SimpleQueue[Event]) -> bool:
     """Wait until Kafka answers and has the job's topics; say every 5 s what is missing.
 
     Returns:
@@ -164,6 +154,7 @@ def wait_for_topics(
     Raises:
         ValueError: in real-time mode, the local master has fewer slots than the job has tasks.
     """
+    spark, options = flow.spark, flow.options
     said = float("-inf")
     answer_s = FIRST_ANSWER_S
     while True:
@@ -181,16 +172,16 @@ def wait_for_topics(
             said = time.monotonic()
             say(f"waiting for {lack}")
         try:
-            if stop_asked.get(timeout=0.5) is None:
+            if events.get(timeout=0.5) is None:
                 return False
         except Empty:
             continue
     context = spark.sparkContext
-    needed = kind.slots(options, known, int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2))
+    needed = flow.slots(known, int(spark.conf.get("spark.sql.shuffle.partitions", "2") or 2))
     slots = context.defaultParallelism
     if options.trigger == REAL_TIME and str(context.master).startswith("local") and slots < needed:
         raise ValueError(
-            f"real-time mode runs all tasks at once: {kind.name} needs {needed} slots for the partitions of its topics "
+            f"real-time mode runs all tasks at once: {flow.name} needs {needed} slots for the partitions of its topics "
             f"and {context.master} has {slots}; use --master 'local[{needed}]'"
         )
     return True
@@ -208,7 +199,7 @@ def arguments(kinds: Iterable[JobKind]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="spark_sinks", description="Run a streaming job on Kafka topics.")
     commands = parser.add_subparsers(dest="job", required=True, metavar="JOB")
     for kind in kinds:
-        command = commands.add_parser(kind.name, help=kind.summary, description=f"{kind.summary.capitalize()}.")
+        command = commands.add_parser(kind.command, help=kind.summary, description=f"{kind.summary.capitalize()}.")
         _add_common(command, required=kind.file is None)
         kind.add_arguments(command)
     return parser
@@ -264,7 +255,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     if given.die_with_parent:
         die_with_parent()
-    metrics = JobMetrics(kind.title or kind.name)
+    metrics = JobMetrics(kind.name)
     console = Console()
     on_stop(_stop_now)  # until the JVM has started there is nothing to stop cleanly
     with contextlib.ExitStack() as stack:
@@ -322,7 +313,7 @@ def _stop_now() -> None:
 def _register(kind: JobKind, options: JobOptions, metrics: Listen, console: Console) -> Registration | None:
     """Register the job for `trivium spark status`; None, with a message, if that fails. May raise RunsError."""
     try:
-        registration = Registration(kind.title or kind.name, kind.file, options.checkpoint)
+        registration = Registration(kind.name, kind.file, options.checkpoint)
         registration.begin(str(metrics))
     except OSError as error:
         console.say(f"`trivium spark status` will not list this job: {error}")
@@ -348,11 +339,11 @@ def _run_process(
         java_options=given.driver_java_options,
         conf=dict(given.conf),
     )
-    events: SimpleQueue[Progress | None] = SimpleQueue()
+    flow = kind.flow(spark, options)
+    events: SimpleQueue[Event] = SimpleQueue()
     on_stop(lambda: events.put(None))
-    output: Output = Lines(given.job, console)
-    if console.terminal is not None:
-        output = Screen(kind.title or kind.name, metrics, console.terminal)
+    terminal = console.terminal
+    output = Lines(given.job, console) if terminal is None else Screen(kind.name, metrics, terminal)
 
     def ready() -> None:
         output.ready(options.trigger)
@@ -363,12 +354,9 @@ def _run_process(
             written.replace(given.ready_file)
 
     try:
-        if wait_for_topics(spark, kind, options, output.say, events):
-            totals = run(
-                spark, kind, options,
-                report=output.report, ready=ready, stop_asked=events, say=output.say, metrics=metrics,
-            )  # fmt: skip
-            output.summary(totals)
+        if wait_for_topics(flow, output.say, events):
+            totals = run(flow, report=output.report, ready=ready, events=events, say=output.say, metrics=metrics)
+            output.summary({} if totals == Totals() else {flow.name: totals})
     finally:
         output.close()
         spark.stop()

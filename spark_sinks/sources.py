@@ -1,4 +1,4 @@
-"""A job's sources: a Kafka topic as a stream, and the admin client for partitions and offsets."""
+"""Kafka for a job: topics as a stream, producers' settings, and the admin client for partitions and offsets."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def committed(reader: _Reader, connection: Mapping[str, str]) -> _Reader:
 def kafka_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """Return Kafka client settings as Spark's options."""
     return {f"kafka.{name}": value for name, value in settings.items()}
+
+
+def producer_settings(connection: Mapping[str, str]) -> dict[str, str]:
+    """Return Spark's options for a Kafka producer that waits for all replicas and is idempotent."""
+    return kafka_settings({**connection, "acks": "all", "enable.idempotence": "true"})
 
 
 def kafka_stream(

@@ -25,7 +25,7 @@ from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.class_archive import archive_options, archive_path
 from gateway.embedded.jars import cache_directory, ensure_jars
 from gateway.embedded.java import find_java
-from gateway.embedded.probe import broker_answers
+from gateway.kafka.driver.probe import broker_answers
 from tests.support import hung, leftovers, one_loop
 from tests.support.by_file import ByFile, longest_first
 from tests.support.forks import forks

@@ -48,7 +48,7 @@ from gateway.observe.collector import CollectorStatistics
 from gateway.observe.lag import LagStatistics
 from gateway.observe.metrics import describe
 from gateway.pauses import PauseStatistics
-from gateway.presence.presence import PresenceStatistics
+from gateway.presence.ledger import PresenceStatistics
 from gateway.rest.listener import RestStatistics
 from gateway.security.acl_source import AclStatistics
 from gateway.security.authentication import AuthenticationStatistics

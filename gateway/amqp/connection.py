@@ -30,10 +30,9 @@ from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
 from gateway.presence.ledger import Present
 from gateway.presence.records import AMQP
-from gateway.security.exchange import Done, Failed
+from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.fair_queue import Unavailable
-from gateway.security.scram import Continue
 from gateway.security.tenants import NoTenantError
 from gateway.security.throttle import address_of
 from gateway.taps import taps

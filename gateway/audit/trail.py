@@ -225,6 +225,7 @@ class Audit:
             self._write(**refusals.last, more=refusals.left_out)
 
     def _write(self, event: Event, result: Result, where: Where, **facts: Any) -> None:
+        where = msgspec.structs.replace(where, client=_shown(where.client))
         facts = {name: _shown(value) if isinstance(value, str) else value for name, value in facts.items()}
         entry = Entry(
             v=VERSION,
@@ -232,10 +233,7 @@ class Audit:
             gateway=self._gateway,
             event=event,
             result=result,
-            protocol=where.protocol,
-            listener=where.listener,
-            address=where.address,
-            client=_shown(where.client),
+            **msgspec.structs.asdict(where),
             **facts,
         )
         line = self._redactor.clean(msgspec.json.encode(entry).decode()).encode()

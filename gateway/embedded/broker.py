@@ -1,6 +1,6 @@
 """Run a real Apache Kafka broker (KRaft) as a child process, with a data directory that survives restarts.
 
-It is a single broker, or a node of a cluster on this machine (`gateway.embedded.cluster`).
+It is a single broker, or a node of a cluster on this machine (`tools.cluster`).
 
 The broker cannot outlive the gateway, whatever kills that (`gateway.embedded.child`). It leads its own process session,
 so that Ctrl-C in the terminal reaches only the gateway, which drains first and stops the broker last.
@@ -30,9 +30,9 @@ from gateway.embedded.class_archive import archive_options, archive_path
 from gateway.embedded.jars import Report, cache_directory, ensure_jars, locked_version
 from gateway.embedded.java import find_java
 from gateway.embedded.open_files import check_descriptors
-from gateway.embedded.probe import broker_answers
 from gateway.embedded.start_progress import StartProgress, read_log
 from gateway.embedded.storage import HOST, BrokerError, Marker, PortTakenError
+from gateway.kafka.driver.probe import broker_answers
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Class data sharing archives of Kafka and Spark: parsed classes in files that Java maps into memory.
 
 Reading and verifying classes is half of the start time of either. An archive is created once for each Java and set of
-jars (`class_recording`). Java ignores an archive that does not fit its version or the jars.
+jars (`tools.class_recording`). Java ignores an archive that does not fit its version or the jars.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The jars of Kafka and of Spark's Kafka source: pinned in `jars.lock`, fetched by Ivy, verified and cached.
 
 A jar is moved into the cache atomically, and only after its SHA-256 was compared with the lock's. Its size and mtime
-are stored then (`verified.json`); later starts compare only these, and hash a file again if they differ.
-`python -m gateway.embedded.jars [SET...]` fetches from the command line (docs/adr/0001-jars-by-ivy.md).
+are stored then (`verified.json`); later starts compare only these, and hash a file again if they differ
+(docs/adr/0001-jars-by-ivy.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import importlib.resources
 import importlib.util
 import os
 import shutil
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,6 @@ import msgspec
 from gateway.embedded import ivy
 from gateway.embedded.java import SetupError, find_java
 
-SETS = ("kafka", "spark")
 ATTEMPTS = 3  # a repository that answers 503 or resets a connection usually serves the next attempt
 PAUSES_S = (1.0, 4.0)
 
@@ -330,23 +328,3 @@ def _open_console(stack: contextlib.ExitStack) -> Report:
             console.print(f"{at.text} ({at.done} of {at.total})", soft_wrap=True)
 
     return show
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Fetch the given sets, or all. Returns the exit code; an error is one line on standard error."""
-    unknown = [name for name in arguments if name not in SETS]
-    if unknown:
-        sys.stderr.write(f"no such set of jars: {unknown[0]} (there are {', '.join(SETS)})\n")
-        return 2
-    try:
-        with console_report() as report:
-            for name in arguments or SETS:
-                ensure_jars(name, report=report)
-    except SetupError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

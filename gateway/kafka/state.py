@@ -25,7 +25,6 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Owner, Refused, Result
-from gateway.kafka.driver.fetch_sessions import use_sessions
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions, log_consumer, on_metadata, poll
 from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.kafka.groups.recreated_topics import RecreatedTopics
@@ -290,11 +289,13 @@ class StateTopics:
             self._failed(error)
             return
         await keep_consumer(
-            lambda: log_consumer(self._kafka, wait_ms=EMPTY_FETCH_MS), self._read_all, "state", self._spawn
+            lambda: log_consumer(self._kafka, wait_ms=EMPTY_FETCH_MS, on_missing=self.suspect_deletion),
+            self._read_all,
+            "state",
+            self._spawn,
         )
 
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
-        await use_sessions(consumer, self.suspect_deletion)
         on_metadata(consumer, self._check_consumer_metadata)
         try:
             await self._assign_all(consumer)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 from aiohttp.http import RawRequestMessage, StreamWriter
 from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, _ErrInfo
 
+from gateway.security.authorization import Grant, Rulebook
 from gateway.security.identity import Identity
 
 LEAVE_S: Final = 1.0  # how long a connection to be closed is kept open for a request that may be in flight
@@ -35,6 +36,16 @@ class Request(web.BaseRequest):
     def drop_references(self) -> None:
         """Drop the task after the request is served, so that a traceback with the request makes no reference cycle."""
         self._task = cast("asyncio.Task[None]", None)
+
+
+class AuthenticatedClient(NamedTuple):
+    """The client of a request, as one connection has authenticated it."""
+
+    grant: Grant  # its rights
+    expires_ms: int | None  # when its credentials expire, in epoch milliseconds; None: never
+    share: str  # what its concurrent requests are counted by
+    login: Identity  # as it has logged in: without a tenant and what is taken from its certificate
+    rules: Rulebook | None  # that its rights are from
 
 
 class Abandonable(Protocol):
@@ -71,9 +82,9 @@ Message = RawRequestMessage | _ErrInfo | Prepared
 class RequestsInTurn(web.RequestHandler):
     """aiohttp's connection with another way to run requests."""
 
-    __slots__ = ("_direct", "_leaves_at", "_opened", "identity")
+    __slots__ = ("_direct", "_leaves_at", "_opened", "client")
 
-    identity: Identity | None  # of the most recent request; None before the first
+    client: AuthenticatedClient | None  # of the most recent request that was admitted; None before the first
     _opened: float  # when, by the loop's clock
     _direct: Abandonable | None  # the request that is served directly; later ones wait for its answer
     _leaves_at: float | None  # once set: close after the next answer, or at this time if there is no request
@@ -91,7 +102,7 @@ class RequestsInTurn(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
-        self.identity = None
+        self.client = None
         self._opened = self._loop.time()
 
     @property

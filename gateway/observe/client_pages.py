@@ -10,7 +10,7 @@ from aiohttp import web
 
 from gateway.clients import PROTOCOLS
 from gateway.observe.clients import LARGEST_PAGE, PAGE, Clients, Page, Query
-from gateway.observe.management import Route, answer, bad, limit_in, record_act
+from gateway.observe.management import answer, bad, limit_in, record_act
 
 PATH: Final = "/clients"
 KNOWN: Final = frozenset({"protocol", "principal", "prefix", "after", "limit"})
@@ -22,10 +22,14 @@ class ClientPages:
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
         one = PATH + r"/{id:[\s\S]+}"  # an id may have line breaks
-        return [Route("GET", PATH, self._list), Route("GET", one, self._show), Route("DELETE", one, self._kick)]
+        return [
+            web.get(PATH, self._list, allow_head=False),
+            web.get(one, self._show, allow_head=False),
+            web.delete(one, self._kick),
+        ]
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         asked = request.query

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -34,6 +34,7 @@ from gateway.security.origins import Hosts, Origins
 
 JSON: Final = "application/json"
 SHUTDOWN_S: Final = 1.0
+UNGUARDED: Final = frozenset({"/healthy", "/ready"})
 CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'
 
 
@@ -53,14 +54,6 @@ Topics = Callable[[], Awaitable[TopicsReport]]
 
 Admit = Callable[[str, str, str], Awaitable[bool]]
 """Returns whether this user with this password at this peer (`host:port`) has access."""
-
-
-class Route(NamedTuple):
-    """A guarded route that another part provides."""
-
-    method: str
-    path: str
-    handler: Handler
 
 
 def answer(document: object, status: int = 200) -> web.Response:
@@ -122,7 +115,7 @@ class Management:
         spark_jobs: Sequence[Address] = (),  # jobs whose metrics `/console` shows too
         drain: Callable[[], None],  # disconnects the clients, then stops the gateway
         topics: Topics,  # for `/topics`
-        more: Sequence[Route] = (),  # routes of other parts
+        more: Sequence[web.RouteDef] = (),  # routes of other parts
     ) -> None:
         self._more = more
         self._topics = topics
@@ -144,17 +137,19 @@ class Management:
         """Listen on `address`; raises OSError."""
         self._guarded = not address.is_loopback
         app = web.Application(client_max_size=1024, middlewares=[self._check])
-        app.router.add_get("/healthy", self._healthy)
-        app.router.add_get("/ready", self._is_ready)
-        app.router.add_get("/metrics", self._guard(self._serve_metrics))
-        app.router.add_get("/flow", self._guard(self._serve_flow))
-        app.router.add_post("/drain", self._guard(self._start_drain))
-        app.router.add_get("/topics", self._guard(self._serve_topics))
-        for route in self._more:
-            app.router.add_route(route.method, route.path, self._guard(route.handler))
-        app.router.add_get("/console/events", self._guard(self._console.events))
-        for path in FILES:
-            app.router.add_get(path, self._guard(self._console.file))
+        app.add_routes(
+            [
+                web.get("/healthy", self._healthy),
+                web.get("/ready", self._is_ready),
+                web.get("/metrics", self._serve_metrics),
+                web.get("/flow", self._serve_flow),
+                web.post("/drain", self._start_drain),
+                web.get("/topics", self._serve_topics),
+                *self._more,
+                web.get("/console/events", self._console.events),
+                *(web.get(path, self._console.file) for path in FILES),
+            ]
+        )
         runner = web.AppRunner(
             app, access_log=None, logger=server_log, shutdown_timeout=SHUTDOWN_S, handle_signals=False,
             auto_decompress=False,  # a body that is not gzip would be an error of the gateway
@@ -193,6 +188,17 @@ class Management:
             return web.Response(status=error.status, text=f"{error}\n")
         if not self._origins.allow_request(request.raw_path, request.headers, secure=request.secure):
             return web.Response(status=403, text="pages of other sites have no access\n")
+        resource = request.match_info.route.resource  # None: there is no such page
+        if self._guarded and resource is not None and resource.canonical not in UNGUARDED:
+            user, password = login_of(request)
+            try:
+                admitted = bool(user) and await self._admit(user, password, peer_of(request))
+            except Busy as busy:
+                return web.Response(status=503, text=f"{busy}\n", headers={"Retry-After": "1"})
+            if not admitted:
+                if user:
+                    audit.refused(where_of_request(request), "wrong password, or no right admin", name=user)
+                return web.Response(status=401, text="a password is needed\n", headers={"WWW-Authenticate": CHALLENGE})
         return await handler(request)
 
     async def _healthy(self, request: web.Request) -> web.Response:
@@ -204,23 +210,6 @@ class Management:
         if not self._guarded:
             body.update(details)
         return web.Response(status=200 if ready else 503, body=msgspec.json.encode(body), content_type=JSON)
-
-    def _guard(self, handler: Handler) -> Handler:
-        """Wrap a handler with the access check."""
-
-        async def guarded(request: web.Request) -> web.StreamResponse:
-            try:
-                admitted = not self._guarded or await self._admitted(request)
-            except Busy as busy:
-                return web.Response(status=503, text=f"{busy}\n", headers={"Retry-After": "1"})
-            if not admitted:
-                user, _ = login_of(request)
-                if user:
-                    audit.refused(where_of_request(request), "wrong password, or no right admin", name=user)
-                return web.Response(status=401, text="a password is needed\n", headers={"WWW-Authenticate": CHALLENGE})
-            return await handler(request)
-
-        return guarded
 
     async def _start_drain(self, request: web.Request) -> web.Response:
         if self._ready()[1]["stopping"]:  # a second drain would stop the gateway immediately, as a second signal does
@@ -248,7 +237,3 @@ class Management:
             shown = [topic for topic in report.topics if topic.safe == (wanted == "true")]
             report = msgspec.structs.replace(report, topics=shown)
         return answer(report)
-
-    async def _admitted(self, request: web.Request) -> bool:
-        user, password = login_of(request)
-        return bool(user) and await self._admit(user, password, peer_of(request))

@@ -37,26 +37,12 @@ FAMILIES: Final[dict[Kind, Callable[..., Metric]]] = {
     "histogram": HistogramMetricFamily,
 }
 
-Labels = tuple[tuple[str, str], ...]
-
-
-class _Source(msgspec.Struct, frozen=True):
-    name: str
-    read: Callable[[], msgspec.Struct | None]
-    labels: Labels
-
-
+Read = Callable[[], msgspec.Struct | None]
+"""Returns a struct of declared fields, or None for no metrics."""
 Row = tuple[dict[str, str], Any]
 """Labels and value of a sample."""
 _Sample = tuple[str, Declared, Row]
 """A sample with the name and the declaration of its metric."""
-
-
-class _Samples(msgspec.Struct):
-    """One family under construction, with the samples of all sources."""
-
-    declared: Declared
-    rows: list[Row]
 
 
 class Metrics(Collector):
@@ -64,20 +50,17 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._sources: list[_Source] = []
+        self._sources: list[tuple[str, Read, dict[str, str]]] = []
         self._failures: dict[str, int] = {}
         ProcessCollector(registry=self.registry)
         self.registry.register(self)
 
-    def add_source(
-        self, name: str, read: Callable[[], msgspec.Struct | None], *, labels: Mapping[str, str] | None = None
-    ) -> None:
+    def add_source(self, name: str, read: Read, *, labels: Mapping[str, str] | None = None) -> None:
         """Register a source. Several sources may share a name, with different constant `labels`.
 
-        `read` returns a struct of declared fields, or None for no metrics. It runs in the event loop at each scrape and
-        must be fast.
+        `read` runs in the event loop at each scrape and must be fast.
         """
-        self._sources.append(_Source(name, read, tuple(sorted((labels or {}).items()))))
+        self._sources.append((name, read, dict(labels or {})))
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -98,20 +81,20 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Read every source. A source that fails is left out and counted."""
-        families: dict[str, _Samples] = {}
-        for source in self._sources:
+        families: dict[str, tuple[Declared, list[Row]]] = {}
+        for source, read, labels in self._sources:
             try:
-                value = source.read()
-                found = [] if value is None else list(_samples((PREFIX, source.name), dict(source.labels), value))
+                value = read()
+                found = [] if value is None else list(_samples((PREFIX, source), labels, value))
             except Exception as error:
-                if source.name not in self._failures:
-                    log.exception("statistics failed", source=source.name, error=type(error).__name__)
-                self._failures[source.name] = self._failures.get(source.name, 0) + 1
+                if source not in self._failures:
+                    log.exception("statistics failed", source=source, error=type(error).__name__)
+                self._failures[source] = self._failures.get(source, 0) + 1
                 continue
             for name, declared, row in found:
-                families.setdefault(name, _Samples(declared, [])).rows.append(row)
-        for name, samples in sorted(families.items()):
-            yield _family(name, samples)
+                families.setdefault(name, (declared, []))[1].append(row)
+        for name, (declared, rows) in sorted(families.items()):
+            yield _family(name, declared, rows)
         failures = CounterMetricFamily(
             f"{PREFIX}_scrape_failures", "Sources that could not be read.", labels=["source"]
         )
@@ -188,13 +171,12 @@ def _bounded(values: Mapping[Any, Any]) -> Mapping[Any, Any]:
     return {**kept, OTHER: sum(numbers)} if numbers else kept
 
 
-def _family(name: str, samples: _Samples) -> Metric:
+def _family(name: str, declared: Declared, rows: Sequence[Row]) -> Metric:
     """Build one family. A label that only some sources have is empty for the others."""
-    names = sorted({label for labels, _ in samples.rows for label in labels})
-    declared = samples.declared
+    names = sorted({label for labels, _ in rows for label in labels})
     assert declared.kind is not None
     family: Any = FAMILIES[declared.kind](name, f"{declared.meaning[0].upper()}{declared.meaning[1:]}.", labels=names)
-    for labels, value in samples.rows:
+    for labels, value in rows:
         values = [labels.get(label, "") for label in names]
         if declared.kind == "histogram":
             family.add_metric(values, buckets=value[0], sum_value=value[1])

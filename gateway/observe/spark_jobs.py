@@ -44,9 +44,8 @@ class SparkJobs:
 
     def last(self) -> tuple[SparkJob, ...] | None:
         """Return the last responses and request new ones in the background. None means no configured jobs."""
-        if self._addresses and self._asking is None and time.monotonic() >= self._next:
+        if self._addresses and (self._asking is None or self._asking.done()) and time.monotonic() >= self._next:
             self._asking = start_contained(self._ask(), "SparkJobs._ask")
-            self._asking.add_done_callback(self._asked)
         return self._last
 
     async def stop(self) -> None:
@@ -56,15 +55,14 @@ class SparkJobs:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._asking
 
-    def _asked(self, task: asyncio.Task[None]) -> None:
-        self._asking = None
-        self._next = time.monotonic() + PERIOD_S
-
     async def _ask(self) -> None:
         limits = aiohttp.ClientTimeout(total=ANSWER_S)
-        # Jobs are reached directly, not through a proxy.
-        async with aiohttp.ClientSession(timeout=limits, trust_env=False) as session:
-            self._last = tuple(await asyncio.gather(*(_job(session, address) for address in self._addresses)))
+        try:
+            # Jobs are reached directly, not through a proxy.
+            async with aiohttp.ClientSession(timeout=limits, trust_env=False) as session:
+                self._last = tuple(await asyncio.gather(*(_job(session, address) for address in self._addresses)))
+        finally:
+            self._next = time.monotonic() + PERIOD_S
 
 
 async def _job(session: aiohttp.ClientSession, address: str) -> SparkJob:

@@ -10,8 +10,9 @@ import msgspec
 from aiohttp import web
 
 from gateway.observe.clients import Clients
-from gateway.observe.management import Route, bad, record_act
-from gateway.trace.traces import TooManyTracesError, Trace, TraceError, TraceRequest, Traces
+from gateway.observe.management import bad, record_act
+from gateway.taps import taps
+from gateway.trace.traces import AT_ONCE, Trace, TraceRequest
 
 LINES: Final = "application/x-ndjson"
 CHECK_S: Final = 1.0  # between two checks whether the reader is still connected
@@ -21,23 +22,28 @@ LAST_S: Final = 1.0  # for the last line
 class TracePages:
     """The route for traces."""
 
-    def __init__(self, clients: Clients, traces: Traces) -> None:
+    def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._traces = traces
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
-        return [Route("POST", "/trace", self._trace)]
+        return [web.post("/trace", self._trace)]
+
+    @staticmethod
+    def stop() -> None:
+        """End all traces: the gateway is stopping."""
+        for trace in taps.watchers:
+            trace.end("the gateway stops")
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
         try:
             wanted = msgspec.json.decode(await request.read(), type=TraceRequest)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return bad(str(error))
-        try:
-            trace = self._traces.begin(wanted)
-        except TraceError as error:
-            return bad(str(error), 429 if isinstance(error, TooManyTracesError) else 400)
+        if len(taps.watchers) >= AT_ONCE:
+            return bad(f"{AT_ONCE} traces are running, which is the maximum: wait until one ends", 429)
+        trace = Trace(wanted)
+        trace.begin()
         why = "the reader left"
         try:
             record_act(request, "trace", wanted.client or wanted.topic or wanted.address)
@@ -50,7 +56,7 @@ class TracePages:
                         trace.attach(client)
                     why = await _copy(trace, request, answer)
         finally:
-            self._traces.end(trace, why)
+            trace.end(why)
         with suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(LAST_S):
                 while rest := await trace.read(0):

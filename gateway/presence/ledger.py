@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Iterator
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -24,10 +24,27 @@ from gateway.presence.records import (
     decode,
     encode,
 )
+from gateway.statistics import counter, gauge
 
 TOMBSTONE: Final = b""  # represents a tombstone in `pending`
 MAX_DUE: Final = 100_000
 """With more states due, because Kafka does not answer, clients that connect and disconnect again are not reported."""
+
+
+class PresenceStatistics(msgspec.Struct):
+    """This gateway's view of the presence topic, and counts since the start."""
+
+    online: Annotated[int, gauge("clients that are connected here")] = 0
+    known: Annotated[int, gauge("clients in the presence topic, of all gateways")] = 0
+    waiting: Annotated[int, gauge("clients whose state waits to be written")] = 0
+    written_total: Annotated[int, counter("records written")] = 0
+    takeovers_total: Annotated[
+        int, counter("connections closed, since their client had connected to another gateway")
+    ] = 0
+    deaths_total: Annotated[int, counter("clients of dead gateways that were reported as offline")] = 0
+    mended_total: Annotated[int, counter("records written again because an outdated one followed them")] = 0
+    forgotten_total: Annotated[int, counter("short connections not reported because Kafka did not answer")] = 0
+    invalid_total: Annotated[int, counter("invalid records in the topic")] = 0
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
@@ -77,7 +94,7 @@ class Ledger:
     ) -> None:
         self.known: dict[str, Known] = {}
         self.due: dict[str, None] = {}  # keys for `take`, in order
-        self.takeovers = self.deaths = self.mended = self.forgotten = self.invalid = 0
+        self.counts = PresenceStatistics()
         self._owner = owner
         self._is_alive = is_alive
         self._is_dead = is_dead
@@ -131,7 +148,7 @@ class Ledger:
         if not reported and len(self.due) > MAX_DUE:
             self.due.pop(key, None)
             del self._local[key]
-            self.forgotten += 1
+            self.counts.forgotten_total += 1
             return
         local.left = (present, ended, now)
         self._mark_due(key)
@@ -184,10 +201,10 @@ class Ledger:
         if known.online and known.gateway == self._owner:
             return self._ended(known, Ended(SERVER), now)
         if known.online and self._is_dead(known.gateway):
-            self.deaths += 1
+            self.counts.deaths_total += 1
             return self._ended(known, Ended(DEATH), now)
         if key in self._outdated and (known.gateway == self._owner or self._is_dead(known.gateway)):
-            self.mended += 1
+            self.counts.mended_total += 1
             return known.value
         return TOMBSTONE if over and not known.online else None
 
@@ -234,7 +251,7 @@ class Ledger:
         local, known = self._local.get(key), self.known.get(key)
         record = None if value is None else decode(value)
         if value is not None and record is None:
-            self.invalid += 1
+            self.counts.invalid_total += 1
             return False
         answered = own and local is not None and local.pending == (value or TOMBSTONE)
         if answered:
@@ -292,7 +309,7 @@ class Ledger:
             if present.principal != known.principal:
                 self._mark_due(key)  # the client id was ours first
                 return
-            self.takeovers += 1
+            self.counts.takeovers_total += 1
             self._yield(local)
         ours = known is not None and known.gateway == self._owner
         wrong = ours and known is not None and (known.online or key in self._outdated)

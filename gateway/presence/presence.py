@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -17,10 +17,9 @@ import structlog
 from gateway.fence import Fence
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.state import StateTopic, StateTopics
-from gateway.presence.ledger import TOMBSTONE, Ledger, Present
+from gateway.kafka.state import StateTopics
+from gateway.presence.ledger import TOMBSTONE, Ledger, PresenceStatistics, Present
 from gateway.presence.records import DESCRIPTION, Ended
-from gateway.statistics import counter, gauge
 from gateway.turns import in_turns
 from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, Received, text_of
@@ -33,20 +32,6 @@ SWEEP_S: Final = 60.0
 CLOSING_S: Final = 3.0
 
 
-class PresenceStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of this gateway's view of the presence topic, for the metrics."""
-
-    online: Annotated[int, gauge("clients that are connected here")]
-    known: Annotated[int, gauge("clients in the presence topic, of all gateways")]
-    waiting: Annotated[int, gauge("clients whose state waits to be written")]
-    written_total: Annotated[int, counter("records written")]
-    takeovers_total: Annotated[int, counter("connections closed, since their client had connected to another gateway")]
-    deaths_total: Annotated[int, counter("clients of dead gateways that were reported as offline")]
-    mended_total: Annotated[int, counter("records written again because an outdated one followed them")]
-    forgotten_total: Annotated[int, counter("short connections not reported because Kafka did not answer")]
-    invalid_total: Annotated[int, counter("invalid records in the topic")]
-
-
 class Presence:
     """Writes and reads the presence topic for one process."""
 
@@ -55,14 +40,16 @@ class Presence:
         topic: str,
         owner: str,  # name of this process
         publisher: Publisher,
+        state: StateTopics,
         *,
+        on_valid: Callable[[Received], None],  # gets each key's valid records
         keep_offline_s: int,
         wall_clock: Callable[[], int],  # epoch milliseconds
         is_alive: Callable[[str], bool],  # this and the next two: see `Ledger`
         is_dead: Callable[[str], bool],
         takes_over: Callable[[str], bool],
     ) -> None:
-        """Writes wait until the topic is loaded."""
+        """Open the topic in `state`, which is not started yet; writes wait until it is loaded."""
         self.topic = topic
         self.ledger = Ledger(owner, is_alive=is_alive, is_dead=is_dead, takes_over=takes_over)
         self._headers = ((GW_OWNER, owner.encode()), *DESCRIPTION)
@@ -71,19 +58,13 @@ class Presence:
         self._fence.listen(self._frozen)
         self._keep_ms = keep_offline_s * 1000
         self._wall_clock = wall_clock
-        self._on_valid: Callable[[Received], None]
-        self._table: StateTopic
-        self._state: StateTopics
+        self._on_valid = on_valid
+        self._state = state
+        self._table = state.open(topic, self._apply, self._restarted, readable=True)
         self._in_flight = 0
         self._written = 0
         self._scheduled = False
         self._warned = False
-
-    def bind(self, state: StateTopics, on_valid: Callable[[Received], None]) -> None:
-        """Open the topic in `state`, which is not started yet; `on_valid` gets each key's valid records."""
-        self._state = state
-        self._on_valid = on_valid
-        self._table = state.open(self.topic, self._apply, self._restarted, readable=True)
 
     # for the protocols
 
@@ -96,10 +77,6 @@ class Presence:
         """Report the end of a connection; does nothing if another gateway's record has caused it."""
         self.ledger.leave(key, connection, ended, self._wall_clock())
         self._schedule()
-
-    def principal_elsewhere(self, key: str) -> str | None:
-        """Return the principal connected under a key at another gateway, or None."""
-        return self.ledger.principal_elsewhere(key)
 
     # writing
 
@@ -153,7 +130,7 @@ class Presence:
         """Process a record of the topic (contract: `gateway.kafka.state.Apply`)."""
         key = text_of(record.key)
         if not key or record.value == TOMBSTONE:
-            self.ledger.invalid += 1
+            self.ledger.counts.invalid_total += 1
             return
         own = bool(record.headers) and record.headers[0] == self._headers[0]
         if self.ledger.apply(key, record.value, own=own):
@@ -165,10 +142,6 @@ class Presence:
         log.warning("the presence topic was recreated", topic=self.topic, partition=partition)
         self.ledger.restarted(lambda key: self._table.partition_of(key.encode()) == partition)
         self._schedule()
-
-    async def read_to_end(self) -> None:
-        """Wait until all records stored so far are read; raise Refused if Kafka does not answer."""
-        await self._state.read_to_end(self.topic)
 
     # other gateways, and periodic work
 
@@ -200,14 +173,10 @@ class Presence:
     def statistics(self) -> PresenceStatistics:
         """Return a snapshot for the metrics."""
         ledger = self.ledger
-        return PresenceStatistics(
+        return msgspec.structs.replace(
+            ledger.counts,
             online=ledger.online,
             known=len(ledger.known),
             waiting=len(ledger.due),
             written_total=self._written,
-            takeovers_total=ledger.takeovers,
-            deaths_total=ledger.deaths,
-            mended_total=ledger.mended,
-            forgotten_total=ledger.forgotten,
-            invalid_total=ledger.invalid,
         )

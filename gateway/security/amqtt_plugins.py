@@ -9,7 +9,6 @@ As in amqtt: every plugin that answers must agree, and at least one must answer.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import enum
 import importlib
 import logging
@@ -165,15 +164,12 @@ class _Worker:
         self._plugins: list[_Plugin] = []
         self._loop = asyncio.new_event_loop()
         # A daemon thread: a plugin that blocks forever must not keep the process alive.
-        self._thread = threading.Thread(target=self._run, name=f"authentication-{number}", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"authentication-{number}", daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def start(self) -> None:
         for spec in self._specs:
@@ -225,7 +221,6 @@ class PluginBackend:
 
     def __init__(self, specs: Sequence[PluginSpec]) -> None:
         self.errors = 0  # checks without an answer from a plugin
-        self.started = False
         self._specs = specs
         self._workers: list[_Worker] = []
         self._failing: dict[str, str] = {}  # key -> the kind of error logged last
@@ -236,16 +231,15 @@ class PluginBackend:
             for number in range(WORKERS):
                 worker = _Worker(number, self._specs)
                 self._workers.append(worker)
-                await asyncio.wrap_future(worker.submit(worker.start()))
+                await worker.run(worker.start())
         except BaseException:
             await self.stop()
             raise
-        self.started = True
 
     async def check(self, credentials: Credentials) -> bool:
         """Ask the plugins. Returns False on a refusal, an error, a time-out, or if no plugin answers."""
         if not self._workers:
-            return False  # stopped in the meantime
+            return False  # not started, or stopped in the meantime
         return self._decide(await self._ask(credentials))
 
     async def _ask(self, credentials: Credentials) -> Sequence[tuple[str, bool | str | None]]:
@@ -253,7 +247,7 @@ class PluginBackend:
         worker.pending += 1
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S * max(1, len(self._specs)) + 1.0):
-                return await asyncio.wrap_future(worker.submit(worker.check(credentials)))
+                return await worker.run(worker.check(credentials))
         except TimeoutError:
             return [(spec.key, "no answer in time") for spec in self._specs]
         finally:
@@ -283,7 +277,7 @@ class PluginBackend:
         for worker in workers:
             try:
                 async with asyncio.timeout(STOP_TIMEOUT_S):
-                    await asyncio.wrap_future(worker.submit(worker.stop_plugins()))
+                    await worker.run(worker.stop_plugins())
             except TimeoutError:
                 log.warning("authentication plugins did not stop in time")
             await asyncio.to_thread(worker.end)

@@ -13,8 +13,8 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Final
 
 import msgspec
 import structlog
@@ -22,13 +22,12 @@ import structlog
 from gateway.config import ConfigError, KafkaConfig, SecurityConfig
 from gateway.recent import Recent
 from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
-from gateway.security.bearer import BearerExchange
+from gateway.security.bearer import BearerServer
 from gateway.security.credentials import CHECKS_AT_ONCE, WORKERS, Credentials, Passwords
-from gateway.security.exchange import Exchange, ScramExchange
+from gateway.security.exchange import Continue, Done, Failed, Step
 from gateway.security.fair_queue import Busy, FairQueue, Unavailable
-from gateway.security.identity import ANONYMOUS, Identity, common_name, is_principal
+from gateway.security.identity import ANONYMOUS, Identity, is_principal
 from gateway.security.kafka_passwords import KafkaPasswords
-from gateway.security.key_source import FileKeys, KeySet, UrlKeys
 from gateway.security.scram import ScramServer
 from gateway.security.throttle import Throttle, address_of
 from gateway.security.tokens import TokenError, TokenVerifier, VerifiedToken
@@ -87,12 +86,9 @@ class Authenticator:
         self._kafka = kafka if kafka is not None else KafkaConfig()
         self._backend = self._passwords()
         self._scram = _scram_users(config)
-        oauth = config.oauth
-        self._tokens = None
-        if oauth.enabled:
-            claims = tuple(sorted({*claims_in(config), *config.tenants.claims}))
-            self._tokens = TokenVerifier(oauth, claims=claims, clock=clock, wall_clock=wall_clock)
         self._clock = clock
+        self._wall_clock = wall_clock
+        self._tokens = self._verifier()
         self._throttle = Throttle(config.failed_attempt_delay_s, clock=clock, sleep=sleep)
         self._secret = secrets.token_bytes(32)
         self._remembered: Recent[bytes, float] = Recent(CACHE_ENTRIES)  # until when, by digest
@@ -116,8 +112,8 @@ class Authenticator:
 
     async def run(self) -> None:
         """Keep the token keys up to date until cancelled. Returns immediately if no URL is configured."""
-        if self._tokens is not None and isinstance(self._tokens.keys, UrlKeys):
-            await self._tokens.keys.run()
+        if self._tokens is not None and self._tokens.fetched is not None:
+            await self._tokens.fetched.run()
 
     async def stop(self) -> None:
         """Close the plugins."""
@@ -132,22 +128,24 @@ class Authenticator:
             Whether the new ones are in use.
         """
         async with self._reloading:  # one that started earlier must not end later: it has read older files
-            source = self._tokens.keys if self._tokens is not None else None
+            tokens = self._tokens
+            fetched = None if tokens is None else tokens.fetched
             try:
                 # In a thread: a hundred thousand users take half a second.
-                users, keys, fresh = await asyncio.to_thread(self._read_files)
+                users, fresh = await asyncio.to_thread(lambda: (_scram_users(self._config), self._passwords()))
+                if fetched is None:
+                    tokens = await asyncio.to_thread(self._verifier)
                 if fresh is not None:
                     await fresh.start()
             except ConfigError as error:
                 log.error("authentication not reloaded, the old one stays in use", error=str(error))
                 return False
             self._scram = users
-            if keys is not None and isinstance(source, FileKeys):
-                source.use(keys)
-            elif isinstance(source, UrlKeys):
-                source.refresh()
-            if self._tokens is not None:
-                self._tokens.forget()
+            self._tokens = tokens
+            if fetched is not None:
+                fetched.refresh()
+            if tokens is not None:
+                tokens.forget()
             old, self._backend = self._backend, fresh
             self._remembered.clear()
             if old is not None and fresh is not None:
@@ -157,60 +155,12 @@ class Authenticator:
                 await old.stop()
             return True
 
-    def _read_files(self) -> tuple[ScramUsers | None, KeySet | None, Passwords | None]:
-        """Read the configured files; raises ConfigError. The password check is not started."""
-        source = self._tokens.keys if self._tokens is not None else None
-        keys = source.read() if isinstance(source, FileKeys) else None
-        return _scram_users(self._config), keys, self._passwords()
-
-    # what the gateway offers
-
     @property
-    def checks_passwords(self) -> bool:
-        """Whether passwords can be checked."""
-        return self._backend is not None
-
-    @property
-    def takes_tokens(self) -> bool:
-        """Whether bearer tokens are accepted."""
-        return self._tokens is not None
-
-    def offers(self, *, certificate: bool = False) -> tuple[str, ...]:
-        """Return the SASL mechanisms to announce, best first. `certificate`: the client has a verified certificate."""
-        mechanisms: list[str] = []
-        if certificate:
-            mechanisms.append("EXTERNAL")
-        if self._scram is not None:
-            mechanisms += self._scram.mechanisms
-        if self.takes_tokens:
-            mechanisms += BEARER_MECHANISMS
-        if self.checks_passwords:
-            mechanisms.append("PLAIN")
-        if self._config.allow_anonymous:
-            mechanisms.append("ANONYMOUS")
-        return tuple(mechanisms)
+    def scram_mechanisms(self) -> tuple[str, ...]:
+        """The SCRAM mechanisms for which there are users, best first."""
+        return () if self._scram is None else self._scram.mechanisms
 
     # logins
-
-    def anonymous(self) -> Identity | None:
-        """Return the identity of a client without credentials, or None if it must log in."""
-        return ANONYMOUS if self._config.allow_anonymous else None
-
-    def identify_certificate(self, peercert: Mapping[str, Any] | None) -> Identity | None:
-        """Return the identity in a verified certificate: its common name, else its first alternative name.
-
-        `peercert` is `SSLObject.getpeercert()` from our own context, which returns content only after verification.
-
-        Returns:
-            None if there is no certificate or no usable name in it.
-        """
-        if not peercert:
-            return None
-        name = common_name(peercert)
-        if name is None:
-            alternatives = peercert.get("subjectAltName", ())
-            name = next((value for kind, value in alternatives if kind in ("DNS", "email", "URI")), "")
-        return Identity(name, "certificate") if is_principal(name) else None
 
     async def authenticate_password(
         self, user: str, password: bytes | str, *, peer: str, client_id: str = ""
@@ -252,7 +202,7 @@ class Authenticator:
     def cached_password(self, user: str, password: bytes | str) -> Identity | None:
         """Like `authenticate_password`, but only from memory. Returns None if a lookup is needed or the login fails."""
         if self._backend is None:
-            return self.anonymous()
+            return ANONYMOUS if self._config.allow_anonymous else None
         digest = self._digest(user, password)
         expires = self._remembered.get(digest)
         if expires is None:
@@ -270,7 +220,7 @@ class Authenticator:
             return None
         shown = self._tokens.cached(token)
         if shown is not None:
-            self.accepted()
+            self._counts.accepted_total += 1
         return shown
 
     async def authenticate_token(self, token: str, *, peer: str) -> VerifiedToken | None:
@@ -292,7 +242,7 @@ class Authenticator:
             log.debug("token refused", reason=str(fault), peer=peer)
             await self.wait_refused(address)
             return None
-        self.accepted()
+        self._counts.accepted_total += 1
         return shown
 
     def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
@@ -301,14 +251,19 @@ class Authenticator:
         Returns:
             None if the mechanism is not offered.
         """
-        if self._tokens is not None and mechanism in BEARER_MECHANISMS:
-            return BearerExchange(mechanism, self._tokens.verify, self, address_of(peer), user)
+        address = address_of(peer)
         users = self._scram
+        if self._tokens is not None and mechanism in BEARER_MECHANISMS:
+            return Exchange(self, address, BearerServer(mechanism, self._tokens.verify, user).step)
         if users is None or mechanism not in users.mechanisms:
             return None
         look_up = functools.partial(users.credential, mechanism)
-        server = ScramServer(mechanism, look_up, secrets.token_urlsafe(NONCE_BYTES))
-        return ScramExchange(server, self, address_of(peer), user)
+        server = ScramServer(mechanism, look_up, secrets.token_urlsafe(NONCE_BYTES), user)
+
+        async def step(message: bytes) -> Step:
+            return server.step(message)
+
+        return Exchange(self, address, step)
 
     def check_busy(self, address: str) -> None:
         """Raise Busy if logins from this address are not checked now."""
@@ -319,10 +274,6 @@ class Authenticator:
     def _count_busy(self) -> None:
         self._counts.refused_total += 1
         self._counts.throttled_total += 1
-
-    def accepted(self) -> None:
-        """Count a successful exchange."""
-        self._counts.accepted_total += 1
 
     async def wait_refused(self, address: str) -> None:
         """Count a failed exchange and wait until it may be answered.
@@ -335,8 +286,6 @@ class Authenticator:
 
     async def _check(self, backend: Passwords, digest: bytes, address: str, credentials: Credentials) -> bool:
         """Ask the plugins, once for all concurrent logins with the same credentials."""
-        if not backend.started:
-            raise RuntimeError("the authenticator was not started")
         while (running := self._checking.get(digest)) is not None:
             known = await asyncio.shield(running)
             if known is not None:
@@ -371,6 +320,14 @@ class Authenticator:
 
         return PluginBackend(plugin_specs(config))
 
+    def _verifier(self) -> TokenVerifier | None:
+        """Create the verifier of tokens, if they are configured; reads the key file."""
+        config = self._config
+        if not config.oauth.enabled:
+            return None
+        claims = tuple(sorted({*claims_in(config), *config.tenants.claims}))
+        return TokenVerifier(config.oauth, claims=claims, clock=self._clock, wall_clock=self._wall_clock)
+
     def _digest(self, user: str, password: bytes | str) -> bytes:
         """Return a keyed hash of both. The key exists only in this process, so the cache reveals no password."""
         name = user.encode("utf-8", "surrogatepass")
@@ -379,8 +336,7 @@ class Authenticator:
 
     def statistics(self) -> AuthenticationStatistics:
         """Return the current counts."""
-        source = self._tokens.keys if self._tokens is not None else None
-        keys = source if isinstance(source, UrlKeys) else None
+        keys = None if self._tokens is None else self._tokens.fetched
         return msgspec.structs.replace(
             self._counts,
             waiting=self._turns.waiting,
@@ -390,6 +346,41 @@ class Authenticator:
             key_fetches_total=keys.fetches if keys is not None else 0,
             key_fetches_failed_total=keys.failures if keys is not None else 0,
         )
+
+
+class Exchange:
+    """One SASL exchange on one connection."""
+
+    __slots__ = ("_address", "_authenticator", "_began", "_refused", "_step")
+
+    def __init__(self, authenticator: Authenticator, address: str, step: Callable[[bytes], Awaitable[Step]]) -> None:
+        """`step` is the mechanism's answer to a message; failures are counted for `address`."""
+        self._authenticator = authenticator
+        self._address = address
+        self._step = step
+        self._began = False
+        self._refused: Failed | None = None  # the refusal, of which the client knows already
+
+    async def step(self, data: bytes | None) -> Step:
+        """Process the client's next message; None if it sent no initial response. A failure is delayed on purpose."""
+        if self._refused is not None:
+            return self._refused
+        try:
+            self._authenticator.check_busy(self._address)
+        except Busy as busy:
+            return Failed(str(busy), busy=True)
+        began, self._began = self._began, True
+        if data is None and not began:
+            return Continue(b"")  # RFC 4422 part 3: an empty challenge asks for the initial response
+        step = await self._step(data or b"")
+        if isinstance(step, Done):
+            self._authenticator._counts.accepted_total += 1
+        elif isinstance(step, Failed):
+            await self._authenticator.wait_refused(self._address)
+            if step.challenge:
+                self._refused = step
+                return Continue(step.challenge)
+        return step
 
 
 def _scram_users(config: SecurityConfig) -> ScramUsers | None:

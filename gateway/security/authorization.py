@@ -35,8 +35,9 @@ from gateway.security.access_rules import ListedRules
 from gateway.security.fair_queue import Unavailable
 from gateway.security.identity import Identity
 from gateway.security.permissions import (
+    WILDCARD,
     ClientRules,
-    GroupPermission,
+    GroupAction,
     MqttPermission,
     Operation,
     Permission,
@@ -54,7 +55,7 @@ class Grant:
     """The rights of one client, obtained once per connection. A cached `publish(topic, key)` is one or two look-ups."""
 
     __slots__ = (
-        "__weakref__", "_rules", "admin", "group", "host", "identity", "mqtt_publish", "mqtt_subscribe", "names",
+        "__weakref__", "_rules", "admin", "host", "identity", "mqtt_publish", "mqtt_subscribe", "names",
         "publish", "subscribe",
     )  # fmt: skip
 
@@ -73,7 +74,6 @@ class Grant:
         self.host = host  # the client's host, if rules depend on it
         self.names = names  # maps the client's names to full names, which the permissions use
         self._rules = rules
-        self.group = GroupPermission(rules.groups, names)
         self.publish = Permission(rules.publish, everything, names)  # publish, subscribe, admin take Kafka's names
         self.subscribe = Permission(rules.subscribe, everything, names)
         self.admin = Permission(rules.admin, everything, names)
@@ -86,13 +86,22 @@ class Grant:
         if rules == self._rules:
             return False
         self._rules = rules
-        self.group.renew(rules.groups)
         self.publish.renew(rules.publish)
         self.subscribe.renew(rules.subscribe)
         self.admin.renew(rules.admin)
         self.mqtt_publish.renew(rules.publish)
         self.mqtt_subscribe.renew(rules.subscribe)
         return True
+
+    def group(self, action: GroupAction, group: str) -> bool | None:
+        """Return the decision of the first matching rule. None means no rule matches, so only the group's owner may."""
+        if not self.names.has(group):
+            return False
+        own = self.names.own(group)
+        for rule in self._rules.groups:
+            if rule.action in (WILDCARD, action) and rule.applies_to(group if rule.kafka else own):
+                return rule.allow
+        return None
 
     def may_administer(self, operation: Operation, topic: str) -> bool:
         """Return whether the client may perform the operation on a Kafka topic."""
@@ -173,6 +182,11 @@ class AccessList:
     def is_known(self) -> bool:
         """Whether rules are loaded, so that `for_client` can answer."""
         return self._book is not None
+
+    @property
+    def rulebook(self) -> Rulebook | None:
+        """The rules: another object after each change, None before the first are loaded."""
+        return self._book
 
     @property
     def by_certificate(self) -> bool:

@@ -13,8 +13,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gateway.security.exchange import Done, Exchange, Failed, LoginGuard, Step
-from gateway.security.scram import Continue, MessageError, saslname
+from gateway.security.exchange import Done, Failed, MessageError, Step
+from gateway.security.scram import saslname
 from gateway.security.tokens import TokenError, VerifiedToken
 
 OAUTHBEARER: Final = "OAUTHBEARER"
@@ -26,56 +26,36 @@ _SEPARATOR: Final = "\x01"
 _SCHEME: Final = "bearer "
 
 
-class BearerExchange(Exchange):
-    """An exchange of OAUTHBEARER or XOAUTH2."""
-
-    __slots__ = ("_asked", "_mechanism", "_refused", "_verify_token")
+class BearerServer:
+    """One exchange of OAUTHBEARER or XOAUTH2. The client must be `user`, or any user if that is None."""
 
     def __init__(
-        self,
-        mechanism: str,
-        verify_token: Callable[[str], Awaitable[VerifiedToken]],
-        guard: LoginGuard,
-        address: str,
-        user: str | None,
+        self, mechanism: str, verify_token: Callable[[str], Awaitable[VerifiedToken]], user: str | None
     ) -> None:
         """Start an exchange. `verify_token` verifies a token and raises TokenError if it is not valid."""
-        super().__init__(guard, address, user)
         self._mechanism = mechanism
         self._verify_token = verify_token
-        self._asked = False
-        self._refused: str | None = None  # the reason, once the JSON challenge was sent
+        self._user = user
 
-    async def step(self, data: bytes | None) -> Step:
-        """Process the client's next message. Refusals are delayed on purpose; an unknown key may cost a wait."""
-        if self._refused is not None:
-            return Failed(self._refused)
-        if data is None and not self._asked:
-            self._asked = True
-            return Continue(b"")  # RFC 4422 part 3: the client sent no initial response
-        if (busy := self._busy()) is not None:
-            return busy
+    async def step(self, message: bytes) -> Step:
+        """Process the client's only message; an unknown key may cost a wait."""
         try:
-            name, token = self._read(data or b"")
-        except MessageError as fault:
-            return await self._refuse("invalid_request", "400", str(fault))
-        try:
+            name, token = self._read(message)
             shown = await self._verify_token(token)
+        except MessageError as fault:
+            return self._failed("invalid_request", "400", str(fault))
         except TokenError as fault:
-            return await self._refuse("invalid_token", "401", f"token: {fault}")
+            return self._failed("invalid_token", "401", f"token: {fault}")
         identity = shown.identity
         if name not in ("", identity.name):  # acting for another user is not supported (as for PLAIN)
-            return await self._refuse("invalid_token", "401", "the name is not the token's")
+            return self._failed("invalid_token", "401", "the name is not the token's")
         if self._user not in (None, identity.name):
-            return await self._refuse("invalid_token", "401", "the user has changed")
-        self._guard.accepted()
+            return self._failed("invalid_token", "401", "the user has changed")
         return Done(identity, b"", shown.expires_ms)
 
-    async def _refuse(self, error: str, status: str, reason: str) -> Continue:
-        await self._guard.wait_refused(self._address)
-        self._refused = reason
+    def _failed(self, error: str, status: str, reason: str) -> Failed:
         said = {"status": error} if self._mechanism == OAUTHBEARER else {"status": status, "schemes": "bearer"}
-        return Continue(json.dumps(said, separators=(",", ":")).encode())
+        return Failed(reason, challenge=json.dumps(said, separators=(",", ":")).encode())
 
     def _read(self, message: bytes) -> tuple[str, str]:
         """The name that is claimed, "" for none, and the token."""

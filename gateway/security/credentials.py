@@ -38,15 +38,9 @@ def name_and_password(credentials: str) -> tuple[str, str] | None:
 
 
 class Passwords(Protocol):
-    """Checks passwords.
+    """Checks passwords."""
 
-    Attributes:
-        errors: checks without an answer.
-        started: whether `check` may be called.
-    """
-
-    errors: int
-    started: bool
+    errors: int  # checks without an answer
 
     async def start(self) -> None:
         """Prepare for checks; raises ConfigError, which names the setting, on failure."""

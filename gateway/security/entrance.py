@@ -7,23 +7,14 @@ from here.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Any
 
-from gateway.security.authentication import Authenticator
+from gateway.security.authentication import Authenticator, Exchange
 from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
-from gateway.security.exchange import Exchange
-from gateway.security.identity import Identity
+from gateway.security.identity import ANONYMOUS, Identity, common_name, is_principal
 from gateway.security.tenants import AssignTenant
 from gateway.security.tokens import VerifiedToken
 from gateway.settings.values import LoginMethod
-
-_METHODS: Final[dict[str, LoginMethod]] = {
-    "EXTERNAL": "certificate",
-    "PLAIN": "password",
-    "ANONYMOUS": "anonymous",
-    **dict.fromkeys(BEARER_MECHANISMS, "token"),
-}
-"""The login method of each SASL mechanism; all others are SCRAM."""
 
 
 class Entrance:
@@ -34,19 +25,19 @@ class Entrance:
     def __init__(
         self, name: str, authenticator: Authenticator, logins: Collection[LoginMethod], assign_tenant: AssignTenant
     ) -> None:
-        """`name` is the listener's name, `logins` are the login methods that it accepts if they are configured."""
+        """`name` is the listener's name, `logins` are the configured login methods that it accepts."""
         self.name = name
         self.assign_tenant = assign_tenant  # for clients that have logged in
         self.connections = 0  # open, after PROXY header and TLS; the socket's current owner counts down when it closes
         self._authenticator = authenticator
         self._logins = frozenset(logins)
 
-    # what the listener offers; see `Authenticator`
+    # what the listener offers
 
     @property
     def takes_tokens(self) -> bool:
         """Whether bearer tokens are accepted here."""
-        return "token" in self._logins and self._authenticator.takes_tokens
+        return "token" in self._logins
 
     @property
     def needs_explicit_login(self) -> bool:
@@ -55,18 +46,36 @@ class Entrance:
 
     def offers(self, *, certificate: bool = False) -> tuple[str, ...]:
         """Return the SASL mechanisms to announce, best first. `certificate`: the client has a verified certificate."""
-        offered = self._authenticator.offers(certificate=certificate)
-        return tuple(one for one in offered if _METHODS.get(one, "scram") in self._logins)
+        of_method = (
+            ("certificate", ("EXTERNAL",) if certificate else ()),
+            ("scram", self._authenticator.scram_mechanisms),
+            ("token", BEARER_MECHANISMS),
+            ("password", ("PLAIN",)),
+            ("anonymous", ("ANONYMOUS",)),
+        )
+        return tuple(name for method, names in of_method if method in self._logins for name in names)
 
     # logins
 
     def anonymous(self) -> Identity | None:
         """Return the identity of a client without credentials, or None if it must log in."""
-        return self._authenticator.anonymous() if "anonymous" in self._logins else None
+        return ANONYMOUS if "anonymous" in self._logins else None
 
     def identify_certificate(self, peercert: Mapping[str, Any] | None) -> Identity | None:
-        """Return the identity in a verified certificate, as from `SSLObject.getpeercert`, or None."""
-        return self._authenticator.identify_certificate(peercert) if "certificate" in self._logins else None
+        """Return the identity in a verified certificate: its common name, else its first alternative name.
+
+        `peercert` is `SSLObject.getpeercert()` from our own context, which returns content only after verification.
+
+        Returns:
+            None if there is no certificate, no usable name in it, or no login by certificate here.
+        """
+        if not peercert or "certificate" not in self._logins:
+            return None
+        name = common_name(peercert)
+        if name is None:
+            alternatives = peercert.get("subjectAltName", ())
+            name = next((value for kind, value in alternatives if kind in ("DNS", "email", "URI")), "")
+        return Identity(name, "certificate") if is_principal(name) else None
 
     async def authenticate_password(
         self, user: str, password: bytes | str, *, peer: str, client_id: str = ""
@@ -92,6 +101,5 @@ class Entrance:
 
     def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
         """Start a SASL exchange; returns None if the mechanism is not offered here."""
-        if _METHODS.get(mechanism, "scram") not in self._logins:
-            return None
-        return self._authenticator.exchange(mechanism, peer=peer, user=user)
+        method = "token" if mechanism in BEARER_MECHANISMS else "scram"
+        return self._authenticator.exchange(mechanism, peer=peer, user=user) if method in self._logins else None

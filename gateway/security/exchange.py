@@ -1,15 +1,16 @@
-"""Authentication over several messages, independent of their transport: MQTT's AUTH or AMQP's SASL frames."""
+"""The steps of an authentication over several messages: those of MQTT's AUTH or AMQP's SASL frames."""
 
 from __future__ import annotations
 
-import abc
-from typing import Protocol
-
 import msgspec
 
-from gateway.security.fair_queue import Busy
 from gateway.security.identity import Identity
-from gateway.security.scram import Continue, Disproven, Proven, ScramServer
+
+
+class Continue(msgspec.Struct, frozen=True, gc=False):
+    """Send `data` to the client and call `step` with its answer."""
+
+    data: bytes
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
@@ -25,71 +26,11 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
 
     reason: str  # for the log
     busy: bool = False  # not checked; the client may try again
+    challenge: bytes = b""  # states the refusal to the client first, which may answer anything
 
 
 Step = Continue | Done | Failed
 
 
-class LoginGuard(Protocol):
-    """The part of `Authenticator` that exchanges use; a Protocol because `authentication` imports this module."""
-
-    def check_busy(self, address: str) -> None:
-        """Raise Busy if logins from this address are not checked now."""
-
-    def accepted(self) -> None:
-        """Count a successful exchange."""
-
-    async def wait_refused(self, address: str) -> None:
-        """Count a failed exchange and wait until it may be answered."""
-
-
-class Exchange(abc.ABC):
-    """One exchange on one connection."""
-
-    __slots__ = ("_address", "_guard", "_user")
-
-    def __init__(self, guard: LoginGuard, address: str, user: str | None) -> None:
-        """Failures are counted for `address`; `user` is as for `Authenticator.exchange`."""
-        self._guard = guard
-        self._address = address
-        self._user = user
-
-    @abc.abstractmethod
-    async def step(self, data: bytes | None) -> Step:
-        """Process the client's next message; None if it sent no initial response. A failure is delayed on purpose."""
-
-    def _busy(self) -> Failed | None:
-        """Return the refusal if logins from this address are not checked now."""
-        try:
-            self._guard.check_busy(self._address)
-        except Busy as busy:
-            return Failed(str(busy), busy=True)
-        return None
-
-
-class ScramExchange(Exchange):
-    """A SCRAM exchange."""
-
-    __slots__ = ("_server",)
-
-    def __init__(self, server: ScramServer, guard: LoginGuard, address: str, user: str | None) -> None:
-        super().__init__(guard, address, user)
-        self._server = server
-
-    async def step(self, data: bytes | None) -> Step:
-        """Process the client's next message. Only a failure is delayed."""
-        if (busy := self._busy()) is not None:
-            return busy
-        step = self._server.step(data)
-        match step:
-            case Continue():
-                return step
-            case Proven(user, answer) if self._user in (None, user):
-                self._guard.accepted()
-                return Done(Identity(user, "scram"), answer)
-            case Proven():
-                reason = "the user has changed"
-            case Disproven(reason):
-                pass
-        await self._guard.wait_refused(self._address)
-        return Failed(reason)
+class MessageError(ValueError):
+    """The client's message is not valid or requests a feature that is not offered."""

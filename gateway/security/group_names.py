@@ -24,7 +24,7 @@ from gateway.kafka.cluster.cluster_admin import DEAD
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.membership import Groups
-from gateway.kafka.state import PendingWrite, StateTopic, StateTopics
+from gateway.kafka.state import PendingWrite, StateTopics
 from gateway.security.authorization import Grant
 from gateway.security.identity import ANONYMOUS_NAME
 from gateway.statistics import counter, gauge
@@ -62,10 +62,11 @@ class GroupNamesStatistics(msgspec.Struct):
 
 
 class GroupNames:
-    """The owners of consumer groups. Call `bind` before the process's state topics are started."""
+    """The owners of consumer groups. Create it before the process's state topics are started."""
 
     def __init__(
         self,
+        state: StateTopics,
         groups: Groups,
         topics: Topics,
         *,
@@ -73,7 +74,7 @@ class GroupNames:
         wall_clock: Callable[[], int],
         random_id: Callable[[], str],
     ) -> None:
-        """Create an empty table; the state topics load it.
+        """Open the table in `state`, which loads it.
 
         If `anonymous` is false, groups owned by anonymous clients count as unowned. `wall_clock` returns epoch
         milliseconds, `random_id` the id of a claim.
@@ -83,8 +84,8 @@ class GroupNames:
         self._anonymous = anonymous
         self._wall_clock = wall_clock
         self._random_id = random_id
-        self._state: StateTopics | None = None
-        self._table: StateTopic | None = None
+        self._state = state
+        self._table = state.open(TOPIC, self.apply, self.restarted)
         self._owned: dict[str, Owned] = {}
         self._counts: Counter[str] = Counter()  # names owned by each principal
         self._used_ms: dict[str, int] = {}  # last use of each name in the table
@@ -93,11 +94,6 @@ class GroupNames:
         self._statistics = GroupNamesStatistics()
 
     # the table
-
-    def bind(self, state: StateTopics) -> None:
-        """Open the topic."""
-        self._state = state
-        self._table = state.open(TOPIC, self.apply, self.restarted)
 
     def apply(self, record: Received) -> None:
         """Apply a record of the table. The first claim of a name counts until the name is released."""
@@ -117,7 +113,6 @@ class GroupNames:
 
     def restarted(self, partition: int) -> None:
         """Write a partition's entries from memory to the topic again, after the topic was re-created."""
-        assert self._table is not None, "it is not bound"
         for group, owned in self._owned.items():
             if self._table.partition_of(group.encode()) == partition:
                 self._write(group, owned)
@@ -137,7 +132,6 @@ class GroupNames:
         return owned
 
     def _write(self, group: str, owned: Owned | None, written: PendingWrite | None = None) -> None:
-        assert self._table is not None, "it is not bound"
         self._table.write(group.encode(), None if owned is None else msgspec.json.encode(owned), owner=written)
 
     # calls on behalf of clients
@@ -205,7 +199,6 @@ class GroupNames:
         owned = self._find(group)
         if owned is not None:
             return owned
-        assert self._state is not None, "it is not bound"
         await self._state.loaded.wait()
         lock = self._locks.get(group)
         if lock is None:
@@ -215,7 +208,6 @@ class GroupNames:
             return owned if owned is not None else await self._claim(group, principal)
 
     async def _claim(self, group: str, principal: str) -> Owned:
-        assert self._state is not None
         if len(self._owned) >= NAMES or self._counts[principal] >= NAMES_PER_PRINCIPAL:
             raise Refused(Outcome.BUSY, "too many group names are in use")
         made = (await self._groups.admin.group(group)).state == DEAD
@@ -238,7 +230,6 @@ class GroupNames:
 
     async def run(self) -> None:
         """Release the names of groups that Kafka has deleted, every `SWEEP_S`. Runs until cancelled."""
-        assert self._state is not None
         await self._state.loaded.wait()
         while True:
             await asyncio.sleep(SWEEP_S)

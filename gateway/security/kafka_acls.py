@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -136,43 +136,43 @@ class AclBook:
         return rules
 
     def _compile(self, found: Sequence[_Entry]) -> ClientRules:
-        topics = [entry for entry in found if entry.acl.kind == TOPIC]
-        groups = [entry for entry in found if entry.acl.kind == GROUP]
-        cluster = [entry for entry in found if entry.acl.kind == CLUSTER]
-        names = [entry for entry in found if entry.acl.kind == TRANSACTIONAL_ID]
-        operations = {ours: self._of_topics(topics, kafkas) for ours, kafkas in _OF_TOPICS.items()}
-        if self._cluster(cluster, KafkaOp.CREATE):
+        operations = {ours: self._of_topics(found, kafkas) for ours, kafkas in _OF_TOPICS.items()}
+        if self._cluster(found, KafkaOp.CREATE):
             operations["create"] = (_EVERYTHING,)
         return ClientRules(
-            publish=self._of_topics(topics, KafkaOp.WRITE),
-            subscribe=self._of_topics(topics, KafkaOp.READ),
-            admin=(_EVERYTHING,) if self._cluster(cluster, KafkaOp.ALTER) else (),
+            publish=self._of_topics(found, KafkaOp.WRITE),
+            subscribe=self._of_topics(found, KafkaOp.READ),
+            admin=(_EVERYTHING,) if self._cluster(found, KafkaOp.ALTER) else (),
             groups=tuple(
                 msgspec.structs.replace(rule, action=action)
                 for action, operation in _OF_GROUPS.items()
-                for rule in self._of_names(groups, operation, GROUP)
+                for rule in self._of_names(found, operation, GROUP)
             ),
             operations=operations,
-            transactions=self._of_names(names, KafkaOp.WRITE, TRANSACTIONAL_ID),
+            transactions=self._of_names(found, KafkaOp.WRITE, TRANSACTIONAL_ID),
         )
 
-    def _of_topics(self, entries: Sequence[_Entry], operation: KafkaOp) -> tuple[Rule, ...]:
-        rules = [rule for rule in _about(entries, operation) if isinstance(rule, Rule)]
-        if self._everyone:
-            rules += [rule for rule in self._named[TOPIC] if isinstance(rule, Rule)]
-            rules.append(_EVERYTHING)
-        return tuple(rules)
+    def _of_topics(self, found: Sequence[_Entry], operation: KafkaOp) -> tuple[Rule, ...]:
+        rules = self._rules(found, operation, TOPIC)
+        return (*rules, _EVERYTHING) if self._everyone else rules
 
-    def _of_names(self, entries: Sequence[_Entry], operation: KafkaOp, kind: int) -> tuple[GroupRule, ...]:
+    def _of_names(self, found: Sequence[_Entry], operation: KafkaOp, kind: int) -> tuple[GroupRule, ...]:
         """Return rules that decide for every name."""
-        rules = [rule for rule in _about(entries, operation) if isinstance(rule, GroupRule)]
-        if self._everyone:
-            rules += [rule for rule in self._named[kind] if isinstance(rule, GroupRule)]
-        rules.append(GroupRule(WILDCARD, "", True, self._everyone, kafka=True))
-        return tuple(rules)
+        return (
+            *self._rules(found, operation, kind),
+            GroupRule(WILDCARD, "", True, self._everyone, kafka=True),
+        )
 
-    def _cluster(self, entries: Sequence[_Entry], operation: KafkaOp) -> bool:
-        rules = self._of_names(entries, operation, CLUSTER)
+    def _rules(self, found: Sequence[_Entry], operation: KafkaOp, kind: int) -> tuple[Any, ...]:
+        """Return the rules of the ACLs that apply to an operation on resources of a kind, deny rules first."""
+        allowing = _IMPLYING.get(operation, {operation})
+        about = [entry for entry in found if entry.acl.kind == kind]
+        denied = (one.rule for one in about if not one.acl.allow and one.acl.operation in (operation, ALL))
+        allowed = (one.rule for one in about if one.acl.allow and one.acl.operation in (ALL, *allowing))
+        return (*denied, *allowed, *(self._named[kind] if self._everyone else ()))
+
+    def _cluster(self, found: Sequence[_Entry], operation: KafkaOp) -> bool:
+        rules = self._of_names(found, operation, CLUSTER)
         return next(rule.allow for rule in rules if rule.applies_to(CLUSTERS_NAME))
 
 
@@ -197,15 +197,6 @@ def principal_of(identity: Identity, template: str | Slot) -> str | None:
         return template
     values = values_of(template.variable, identity, None)
     return f"{template.before}{values[0]}{template.after}" if len(values) == 1 and values[0] else None
-
-
-def _about(entries: Iterable[_Entry], operation: KafkaOp) -> Iterator[Rule | GroupRule]:
-    """Yield the rules of the ACLs that apply to an operation, deny rules first."""
-    allowing = _IMPLYING.get(operation, {operation})
-    yield from (entry.rule for entry in entries if not entry.acl.allow and entry.acl.operation in (operation, ALL))
-    for entry in entries:
-        if entry.acl.allow and (entry.acl.operation == ALL or entry.acl.operation in allowing):
-            yield entry.rule
 
 
 def _levels(acl: Acl) -> tuple[Level, ...]:

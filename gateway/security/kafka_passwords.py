@@ -18,11 +18,7 @@ log = structlog.get_logger(__name__)
 
 
 class KafkaPasswords:
-    """A `credentials.Passwords` that asks Kafka.
-
-    Attributes:
-        problem: a sentence that says why Kafka could not answer last time, or None.
-    """
+    """A `credentials.Passwords` that asks Kafka."""
 
     def __init__(self, security: SecurityConfig, kafka: KafkaConfig) -> None:
         """Load the TLS files.
@@ -31,8 +27,7 @@ class KafkaPasswords:
             ConfigError: no Kafka servers are configured, the protocol has no login, or a file cannot be used.
         """
         self.errors = 0
-        self.started = True
-        self.problem: str | None = None
+        self._problem: str | None = None  # why Kafka could not answer last time
         servers = security.password_servers or kafka.bootstrap_servers
         if servers is None:
             raise ConfigError('security.password_source = "kafka" needs security.password_servers or your own Kafka')
@@ -60,12 +55,12 @@ class KafkaPasswords:
             right = await self._trial.accepts(credentials.user, credentials.password)
         except Refused as refused:
             self.errors += 1
-            if refused.reason != self.problem:
-                self.problem = refused.reason
+            if refused.reason != self._problem:
+                self._problem = refused.reason
                 log.error("Kafka does not check passwords: logins are answered as busy", reason=refused.reason)
             raise Unavailable("Kafka does not answer the password check") from None
-        if self.problem is not None:
-            self.problem = None
+        if self._problem is not None:
+            self._problem = None
             log.info("Kafka checks passwords again")
         return right
 

@@ -40,22 +40,15 @@ class KeySet:
     Each key is bound to an algorithm when the set is read, so that a token cannot choose another algorithm for it.
     """
 
-    __slots__ = ("_by_algorithm", "_by_name")
+    __slots__ = ("_keys",)
 
     def __init__(self, keys: Iterable[PyJWK]) -> None:
-        self._by_name: dict[tuple[str, str], PyJWK] = {}
-        self._by_algorithm: dict[str, list[PyJWK]] = {}
-        for key in keys:
-            self._by_algorithm.setdefault(key.algorithm_name, []).append(key)
-            if isinstance(key.key_id, str):
-                self._by_name.setdefault((key.key_id, key.algorithm_name), key)
+        self._keys = tuple(keys)
 
     def find(self, kid: str | None, algorithm: str) -> PyJWK | None:
         """Return the key with this id; without an id, the only key of this algorithm."""
-        if kid is not None:
-            return self._by_name.get((kid, algorithm))
-        fitting = self._by_algorithm.get(algorithm, ())
-        return fitting[0] if len(fitting) == 1 else None
+        fitting = [key for key in self._keys if key.algorithm_name == algorithm and kid in (None, key.key_id)]
+        return fitting[0] if fitting and (kid is not None or len(fitting) == 1) else None
 
 
 NO_KEYS: Final = KeySet(())
@@ -105,33 +98,16 @@ WAIT_LIMIT_S: Final = 6.0  # for a fetch and for parsing the result
 WAITING_LIMIT: Final = 1024  # logins that wait for a fetch; each holds a token in memory
 
 
-class FileKeys:
-    """Keys from a file."""
-
-    def __init__(self, path: Path, algorithms: Sequence[str]) -> None:
-        """Read the file; raises ConfigError if it cannot be used."""
-        self._path = path
-        self._algorithms = algorithms
-        self._keys = self.read()
-
-    def read(self) -> KeySet:
-        """Read the file again and return its keys; raises ConfigError if it cannot be used."""
-        key = "security.oauth.jwks_file"
-        try:
-            with self._path.open("rb") as file:
-                return parse_jwks(file.read(DOCUMENT_LIMIT + 1), self._algorithms)
-        except OSError as error:
-            raise ConfigError(f"{key}: {self._path}: {error.strerror}") from error
-        except ValueError as error:
-            raise ConfigError(f"{key}: {self._path}: {error}") from error
-
-    def use(self, keys: KeySet) -> None:
-        """Trust these keys from now on."""
-        self._keys = keys
-
-    async def find(self, kid: str | None, algorithm: str) -> PyJWK | None:
-        """Return the issuer's key with this id, or None."""
-        return self._keys.find(kid, algorithm)
+def read_keys(path: Path, algorithms: Sequence[str]) -> KeySet:
+    """Read `security.oauth.jwks_file`; raises ConfigError if it cannot be used."""
+    key = "security.oauth.jwks_file"
+    try:
+        with path.open("rb") as file:
+            return parse_jwks(file.read(DOCUMENT_LIMIT + 1), algorithms)
+    except OSError as error:
+        raise ConfigError(f"{key}: {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{key}: {path}: {error}") from error
 
 
 class UrlKeys:

@@ -10,7 +10,7 @@ Connections keep permissions and check every message with them, so new rules are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -62,30 +62,6 @@ class GroupRule(msgspec.Struct, frozen=True):
         return group.startswith(self.name) if self.beginning else group == self.name
 
 
-class GroupPermission:
-    """The group rules for one identity."""
-
-    __slots__ = ("_names", "_rules")
-
-    def __init__(self, rules: Sequence[GroupRule], names: Names) -> None:
-        self._rules = rules
-        self._names = names
-
-    def __call__(self, action: GroupAction, group: str) -> bool | None:
-        """Return the decision of the first matching rule. None means no rule matches, so only the group's owner may."""
-        if not self._names.has(group):
-            return False
-        own = self._names.own(group)
-        for rule in self._rules:
-            if rule.action in (WILDCARD, action) and rule.applies_to(group if rule.kafka else own):
-                return rule.allow
-        return None
-
-    def renew(self, rules: Sequence[GroupRule]) -> None:
-        """Replace the rules in place."""
-        self._rules = rules
-
-
 Operation = Literal["create", "delete", "configure", "inspect", "describe"]
 """The parts of the right `admin`, and seeing that a topic exists. Only Kafka's ACLs distinguish them."""
 
@@ -109,7 +85,7 @@ class Permission:
     def __init__(self, rules: Sequence[Rule], everything: bool = False, names: Names = ALL_NAMES) -> None:
         self._everything = everything
         self._names = names
-        self._topics: dict[str, bool] = {}  # topics with the same decision for every key
+        self._topics: dict[str, bool | None] = {}  # the decision of `uniform`
         self._by_key: dict[tuple[str, Key], bool] = {}
         self.renew(rules)
 
@@ -130,14 +106,15 @@ class Permission:
         return known
 
     def _decide(self, topic: str, key: Key) -> bool:
-        if len(self._topics) >= CACHED_DECISIONS:
-            self._topics.clear()
-        whole = self.uniform(topic)
         is_short = len(topic) <= CACHED_TOPIC
-        if whole is not None:
+        if topic not in self._topics:
+            if len(self._topics) >= CACHED_DECISIONS:
+                self._topics.clear()
+            whole = self.uniform(topic)
             if is_short:
                 self._topics[topic] = whole
-            return whole
+            if whole is not None:
+                return whole
         name = name_of(topic, key)
         allowed = next((rule.allow for rule in self._rules if matches(rule.levels, name)), False)
         if is_short and (key is None or len(key) <= CACHED_KEY):
@@ -148,52 +125,22 @@ class Permission:
 
     def uniform(self, topic: str) -> bool | None:
         """Return the decision for `topic` if it is the same for every key, else None."""
-        if not self._names.has(topic):
+        if not self.some(topic):
             return False
-        if self._everything:
-            return True
-        subtree = (topic, ANY)
-        found: bool | None = None
-        for rule in self._rules:
-            if not overlap(rule.levels, subtree):
-                continue
-            if found is not None and rule.allow != found:
-                return None
-            found = rule.allow
-            if covers(rule.levels, subtree):
-                return found
-        # Names that no rule matches are denied.
-        return False if not found else None
+        return True if self._everything or _allows(self._rules, lambda _: (topic, ANY), partial=False) else None
 
     def some(self, topic: str) -> bool:
         """Return whether the action is allowed for some key of `topic` (an AMQP link whose messages carry keys)."""
-        if not self._names.has(topic):
-            return False
-        if self._everything:
-            return True
-        subtree = (topic, ANY)
-        for rule in self._rules:
-            if rule.allow and overlap(rule.levels, subtree):
-                return True
-            if not rule.allow and covers(rule.levels, subtree):
-                return False
-        return False
+        return self._names.has(topic) and (
+            self._everything or _allows(self._rules, lambda _: (topic, ANY), partial=True)
+        )
 
     def whole(self, name_filter: str) -> bool:
         """Return whether the action is allowed for every name in the client's namespace that the filter matches."""
         if self._everything:
             return True
-        if not is_valid_filter(name_filter, shared=False):
-            return False
         wanted = name_filter.split("/")
-        for rule in self._rules:
-            if not overlap(rule.levels, wanted):
-                continue
-            if not rule.allow:
-                return False
-            if covers(rule.levels, wanted):
-                return True
-        return False
+        return is_valid_filter(name_filter, shared=False) and _allows(self._rules, lambda _: wanted, partial=False)
 
     def whole_topic(self, topic: str) -> bool:
         """Return whether the action is allowed for every record of `topic` (AMQP receivers, HTTP consumers)."""
@@ -301,23 +248,22 @@ class MqttPermission:
         if ONE not in levels and ANY not in levels:
             return self.of_topic(text)
         place = self._mapping.kafka_filter(text)
-        for rule in self._rules:
-            touches, holds = _relation(rule, place if rule.kafka else levels)
-            if not touches:
-                continue
-            if rule.allow:
-                if holds or self._partial:
-                    return True
-            elif holds or not self._partial:
-                return False
-        return False
+        return _allows(self._rules, lambda rule: place if rule.kafka else levels, partial=self._partial)
 
 
-def _relation(rule: Rule, wanted: Sequence[str] | None) -> tuple[bool, bool]:
-    """Return whether a rule may overlap a filter, and whether it certainly covers it.
+def _allows(rules: Iterable[Rule], filter_for: Callable[[Rule], Sequence[str] | None], *, partial: bool) -> bool:
+    """Return whether the rules allow all names that a filter matches, or some of them if `partial`.
 
-    `wanted` is None if no single filter describes where the messages are in Kafka.
+    `filter_for` gives the filter in the names of a rule; None if no single filter describes where the messages are in
+    Kafka.
     """
-    if wanted is None:
-        return True, rule.levels in EVERYTHING
-    return overlap(rule.levels, wanted), covers(rule.levels, wanted)
+    for rule in rules:
+        wanted = filter_for(rule)
+        if wanted is not None and not overlap(rule.levels, wanted):
+            continue
+        covered = covers(rule.levels, wanted) if wanted is not None else rule.levels in EVERYTHING
+        if rule.allow and (covered or partial):
+            return True
+        if not rule.allow and (covered or not partial):
+            return False
+    return False

@@ -19,6 +19,8 @@ from typing import Final
 
 import msgspec
 
+from gateway.security.exchange import Continue, Done, Failed, MessageError, Step
+from gateway.security.identity import Identity
 from gateway.security.saslprep import saslprep
 
 MECHANISMS: Final = {"SCRAM-SHA-512": "sha512", "SCRAM-SHA-256": "sha256"}
@@ -43,37 +45,15 @@ class ScramCredential(msgspec.Struct, frozen=True):
     __str__ = __repr__
 
 
-class Continue(msgspec.Struct, frozen=True, gc=False):
-    """Send `data` to the client and call `step` with its answer."""
-
-    data: bytes
-
-
-class Proven(msgspec.Struct, frozen=True, gc=False):
-    """The client has proved that it knows the password of `user`; `data` proves the server to the client."""
-
-    user: str
-    data: bytes
-
-
-class Disproven(msgspec.Struct, frozen=True, gc=False):
-    """The proof failed. The reason is for the log."""
-
-    reason: str
-
-
-Step = Continue | Proven | Disproven
-
-
-class MessageError(ValueError):
-    """The message is not valid or requests a feature that is not offered."""
-
-
 class ScramServer:
     """One exchange. Any message, whatever its content, gives a step and never raises."""
 
-    def __init__(self, mechanism: str, look_up: Callable[[str], ScramCredential], nonce: str) -> None:
+    def __init__(
+        self, mechanism: str, look_up: Callable[[str], ScramCredential], nonce: str, user: str | None = None
+    ) -> None:
         """Start an exchange with one of `MECHANISMS`. `nonce` must be new: printable ASCII without a comma.
+
+        The client must be `user`, or any user if that is None.
 
         `look_up` returns a credential for every prepared name. For an unknown name it is made up, but always the same,
         so that the answer does not reveal which names exist. No client can prove a made-up one: its stored key is not
@@ -82,29 +62,26 @@ class ScramServer:
         self._hash = MECHANISMS[mechanism]
         self._look_up = look_up
         self._nonce = nonce
+        self._expected = user
         self._next: Callable[[str], Step] | None = self._client_first
-        self._asked = False
         self._gs2_header = ""
         self._user = ""
         self._credential: ScramCredential | None = None
         self._said = ""  # client-first-message-bare "," server-first-message
 
-    def step(self, message: bytes | None) -> Step:
-        """Process the client's next message. None means no initial response; an empty challenge then asks for it."""
+    def step(self, message: bytes) -> Step:
+        """Process the client's next message."""
         handle, self._next = self._next, None
         if handle is None:
-            return Disproven("the exchange is over")
-        if message is None and not self._asked and not self._said:
-            self._asked, self._next = True, handle
-            return Continue(b"")
-        if message is None or len(message) > MESSAGE_LIMIT:
-            return Disproven("the message is missing or too long")
+            return Failed("the exchange is over")
+        if len(message) > MESSAGE_LIMIT:
+            return Failed("the message is too long")
         try:
             return handle(message.decode())
         except UnicodeDecodeError:
-            return Disproven("the message is not UTF-8")
+            return Failed("the message is not UTF-8")
         except MessageError as fault:
-            return Disproven(str(fault))
+            return Failed(str(fault))
 
     def _client_first(self, message: str) -> Step:
         flag, _, rest = message.partition(",")
@@ -155,9 +132,11 @@ class ScramServer:
             raise MessageError("the proof has the wrong length")
         client_key = bytes(left ^ right for left, right in zip(proof, signature, strict=True))
         if not hmac.compare_digest(hashlib.new(self._hash, client_key).digest(), credential.stored_key):
-            return Disproven("user name or password is wrong")
+            return Failed("user name or password is wrong")
+        if self._expected not in (None, self._user):
+            return Failed("the user has changed")
         answer = hmac.digest(credential.server_key, said, self._hash)
-        return Proven(self._user, b"v=" + binascii.b2a_base64(answer, newline=False))
+        return Done(Identity(self._user, "scram"), b"v=" + binascii.b2a_base64(answer, newline=False))
 
 
 def digest_size(mechanism: str) -> int:

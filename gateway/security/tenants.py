@@ -66,7 +66,7 @@ class Tenants:
 
     def assigner(self, listener: str) -> AssignTenant:
         """Return the function that assigns tenants to the clients of a listener."""
-        return partial(self._assign, listener) if self._sources else _without_tenant
+        return partial(self._assign, listener) if self._sources else without_tenant
 
     def _assign(self, listener: str, identity: Identity, peercert: Mapping[str, Any] | None) -> Identity:
         try:
@@ -105,7 +105,7 @@ class Tenants:
         return TenantsStatistics(len(self._logins), dict(self._logins), self._refused)
 
 
-def _without_tenant(identity: Identity, _peercert: Mapping[str, Any] | None) -> Identity:
+def without_tenant(identity: Identity, _peercert: Mapping[str, Any] | None) -> Identity:
     """Return the identity unchanged: there are no tenants."""
     return identity
 

@@ -16,47 +16,15 @@ log = structlog.get_logger(__name__)
 MINIMUM_VERSION: Final = ssl.TLSVersion.TLSv1_2
 
 
-class Tls:
-    """One TLS context: the server's certificate and the client CAs that it trusts.
+class Certificates:
+    """The TLS contexts of all listeners; listeners with the same files share a context.
 
-    No application protocol (ALPN) is announced: one context may serve all protocols, each on its own ports.
+    A context has the server's certificate and the client CAs that it trusts. No application protocol (ALPN) is
+    announced: one context may serve all protocols, each on its own ports.
     """
 
-    def __init__(self, config: TlsConfig, key: str = "security.tls_") -> None:
-        """Load the certificate chain, the private key and the client CAs.
-
-        Raises:
-            ConfigError: a file cannot be used; the text names its setting, which begins with `key`.
-        """
-        self._config = config
-        self._key = key
-        self.context = _loaded(config, key)
-
-    def reload(self) -> bool:
-        """Reload the files into the same context. New connections use them; open connections keep their certificate.
-
-        The files are first loaded into a separate context, so a broken chain, or one that does not match its key,
-        leaves the old one in use. A client CA that was removed from the file stays trusted until a restart (OpenSSL's
-        store can only grow).
-
-        Returns:
-            Whether the new files are in use.
-        """
-        try:
-            _loaded(self._config, self._key)
-            _load(self.context, self._config, self._key)
-        except ConfigError as error:
-            log.error("certificates not reloaded, the old ones stay in use", error=str(error))
-            return False
-        log.info("certificates reloaded", file=str(self._config.cert))
-        return True
-
-
-class Certificates:
-    """The TLS contexts of all listeners; listeners with the same files share a context."""
-
     def __init__(self) -> None:
-        self._made: dict[TlsConfig, Tls] = {}
+        self._made: dict[TlsConfig, tuple[ssl.SSLContext, str]] = {}  # with the key for errors
 
     def context(self, config: TlsConfig | None, key: str = "security.tls_") -> ssl.SSLContext | None:
         """Return the context for a listener; None means no TLS.
@@ -67,13 +35,24 @@ class Certificates:
         if config is None:
             return None
         if config not in self._made:
-            self._made[config] = Tls(config, key)
-        return self._made[config].context
+            self._made[config] = _loaded(config, key), key
+        return self._made[config][0]
 
     def reload(self) -> None:
-        """Reload all files. A broken file leaves the old one in use."""
-        for tls in self._made.values():
-            tls.reload()
+        """Reload all files into the same contexts. New connections use them; open ones keep their certificate.
+
+        The files are first loaded into a separate context, so a broken chain, or one that does not match its key,
+        leaves the old one in use. A client CA that was removed from the file stays trusted until a restart (OpenSSL's
+        store can only grow).
+        """
+        for config, (context, key) in self._made.items():
+            try:
+                _loaded(config, key)
+                _load(context, config, key)
+            except ConfigError as error:
+                log.error("certificates not reloaded, the old ones stay in use", error=str(error))
+            else:
+                log.info("certificates reloaded", file=str(config.cert))
 
 
 def _loaded(config: TlsConfig, key: str) -> ssl.SSLContext:

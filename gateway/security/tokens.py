@@ -14,7 +14,7 @@ from jwt.types import Options
 from gateway.config import OauthConfig
 from gateway.recent import Recent
 from gateway.security.identity import Identity, is_principal
-from gateway.security.key_source import FileKeys, UrlKeys
+from gateway.security.key_source import NO_KEYS, UrlKeys, read_keys
 
 TOKEN_LIMIT: Final = 16_384  # characters
 NAME_LIMIT: Final = 1024  # characters of a name or a group
@@ -66,33 +66,30 @@ class TokenVerifier:
         self._clock = clock
         self._wall_clock = wall_clock
         self._remembered: Recent[bytes, tuple[float, VerifiedToken]] = Recent(REMEMBERED)
-        self.keys: FileKeys | UrlKeys
-        if config.jwks_file is not None:
-            self.keys = FileKeys(config.jwks_file, config.algorithms)
-        else:
-            self.keys = UrlKeys(config, clock=clock)
+        self._keys = NO_KEYS if config.jwks_file is None else read_keys(config.jwks_file, config.algorithms)
+        self.fetched = UrlKeys(config, clock=clock) if config.jwks_file is None else None
+        """The keys if they come from a URL."""
 
     async def verify(self, token: str) -> VerifiedToken:
         """Verify a token and return its content; raises TokenError if it is not valid."""
         if len(token) > TOKEN_LIMIT or not token.isascii():
             raise TokenError("it is too long or not ASCII")
-        digest = hashlib.sha256(token.encode()).digest()
-        known = self._remembered.get(digest)
-        if known is not None and self._clock() < known[0]:
-            self._check_expiry(known[1].expires_ms)
-            return known[1]
-        shown = self._read(await self._claims(token))
-        self._remembered[digest] = (self._clock() + REMEMBER_S, shown)
+        shown = self._recall(token)
+        if shown is None:
+            shown = self._read(await self._claims(token))
+            self._remembered[_digest(token)] = (self._clock() + REMEMBER_S, shown)
+        if shown.expires_ms <= self._wall_clock():
+            raise TokenError("it has expired")
         return shown
 
     def cached(self, token: str) -> VerifiedToken | None:
         """Return the content of a valid token verified less than `REMEMBER_S` ago. None means: verify it."""
-        if len(token) > TOKEN_LIMIT or not token.isascii():
-            return None
-        found = self._remembered.get(hashlib.sha256(token.encode()).digest())
-        if found is None or self._clock() >= found[0] or found[1].expires_ms <= self._wall_clock():
-            return None
-        return found[1]
+        shown = self._recall(token)
+        return None if shown is None or shown.expires_ms <= self._wall_clock() else shown
+
+    def _recall(self, token: str) -> VerifiedToken | None:
+        until, shown = self._remembered.get(_digest(token), (0.0, None))
+        return shown if self._clock() < until else None
 
     def forget(self) -> None:
         """Forget all verified tokens, so that every signature is verified again."""
@@ -106,7 +103,10 @@ class TokenVerifier:
             algorithm, kid = header.get("alg"), header.get("kid")
             if algorithm not in config.algorithms:
                 raise TokenError("its signature algorithm is not allowed")
-            key = await self.keys.find(kid, algorithm)
+            if self.fetched is None:
+                key = self._keys.find(kid, algorithm)
+            else:
+                key = await self.fetched.find(kid, algorithm)
             if key is None:
                 raise TokenError("its issuer has no such key")
             return jwt.decode(token, key, [algorithm], audience=config.audience, issuer=config.issuer, options=CHECKED)
@@ -117,7 +117,6 @@ class TokenVerifier:
     def _read(self, claims: dict[str, Any]) -> VerifiedToken:
         config = self._config
         expires_ms = _milliseconds(claims["exp"]) + self._leeway_ms
-        self._check_expiry(expires_ms)
         if "nbf" in claims and _milliseconds(claims["nbf"]) - self._leeway_ms > self._wall_clock():
             raise TokenError("it is not valid yet")
         name = _claim(claims, config.name_claim)
@@ -129,9 +128,9 @@ class TokenVerifier:
         wanted = tuple((path, _texts(_claim(claims, path))) for path in self._claims_wanted)
         return VerifiedToken(Identity(name, "token", groups, wanted), expires_ms)
 
-    def _check_expiry(self, expires_ms: int) -> None:
-        if expires_ms <= self._wall_clock():
-            raise TokenError("it has expired")
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> Any:

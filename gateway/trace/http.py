@@ -1,4 +1,4 @@
-"""HTTP/1.1 as trace lines: heads of requests and responses, body sizes, and events of streams; never other bodies.
+"""HTTP/1.1 as trace lines: heads of requests and responses, and the sizes of bodies; never the bodies.
 
 Only header fields and query parameters that are known to hold no secret are shown with their values.
 """
@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway.secret import BLANK
 from gateway.texts import cut
-from gateway.trace.shown import TEXT, Line, shown_bytes
+from gateway.trace.shown import TEXT, Line
 
 HEAD_END: Final = b"\r\n\r\n"
 PIPELINED: Final = 256
@@ -35,28 +35,26 @@ PARAMETERS: Final = frozenset(
 USERINFO: Final = re.compile(r"(?<=://).*@")  # a password may have any character in it, allowed or not
 EVENTS: Final = "text/event-stream"
 SWITCHING: Final = 101
-EVENT_END: Final = b"\n\n"
 
 Unit = tuple[str, bytes, int]
-"""The kind (`request`, `answer`, `end` or `event`), its bytes, and the length of its body."""
+"""The kind (`request`, `answer` or `end`), its bytes, and the length of its body."""
 
 
 class Half:
     """Parses one direction of a connection into heads and the lengths of their bodies."""
 
-    __slots__ = ("_body", "_buffer", "_chunked", "_edge", "_left", "_pattern", "_seen", "bare", "over", "streams")
+    __slots__ = ("_body", "_buffer", "_chunked", "_edge", "_left", "_pattern", "_seen", "bare", "over")
 
-    def __init__(self, pattern: re.Pattern[bytes], *, streams: bool = False) -> None:
-        """`pattern` matches the start of a head; earlier bytes are skipped. `streams`: start within a stream's body."""
+    def __init__(self, pattern: re.Pattern[bytes]) -> None:
+        """`pattern` matches the start of a head; earlier bytes are skipped."""
         self._pattern = pattern
         self._buffer = bytearray()
         self._edge = 0  # where the last read starts in the buffer
         self._seen = False  # whether a head was seen, so that the start of the next one is known
         self._left = 0  # bytes of the body or chunk still to come
-        self._chunked = streams
+        self._chunked = False
         self._body = 0  # bytes of the body so far
-        self.streams = streams  # the body is a stream of events
-        self.over = False  # another protocol follows
+        self.over = False  # a stream of events or another protocol follows, which has a decoder of its own
         self.bare: deque[bool] = deque(maxlen=PIPELINED)  # whether the next responses have no body (to HEAD)
 
     def split(self, data: bytes, kind: str) -> Iterator[Unit]:
@@ -69,8 +67,6 @@ class Half:
                 taken = min(self._left, len(buffer))
                 self._left -= taken
                 self._body += taken
-                if self.streams:
-                    yield from self._events(bytes(buffer[:taken]))
                 del buffer[:taken]
                 if not self._left and not self._chunked:
                     yield self._end()
@@ -91,17 +87,12 @@ class Half:
 
     @property
     def _has_body(self) -> bool:
-        """Whether bytes of a body or of another protocol follow the head."""
+        """Whether a body, a stream or another protocol follows the head."""
         return self._left > 0 or self._chunked or self.over
 
     def _end(self) -> Unit:
-        size, self._body, self.streams = self._body, 0, False
+        size, self._body = self._body, 0
         return "end", b"", size
-
-    def _events(self, data: bytes) -> Iterator[Unit]:
-        for one in data.split(EVENT_END):
-            if one.strip():
-                yield "event", one, len(one)
 
     @staticmethod
     def _chunk_size(buffer: bytearray) -> int | None:
@@ -151,11 +142,10 @@ class Half:
         length = fields.get("content-length", "0")
         self._left = int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else 0
         self._chunked = "chunked" in fields.get("transfer-encoding", "").lower()
-        self.streams = fields.get("content-type", "").startswith(EVENTS)
         found = ANSWER.match(head)
         if found is not None:
             status = int(found[1])
-            self.over = status == SWITCHING
+            self.over = status == SWITCHING or fields.get("content-type", "").startswith(EVENTS)
             bare = status >= 200 and bool(self.bare) and self.bare.popleft()
             if bare or status < 200 or status in {204, 304}:
                 self._left, self._chunked = 0, False
@@ -165,11 +155,9 @@ class Half:
 class HttpDecoder:
     """The requests and responses of one connection; a `gateway.trace.traces.Decoder`."""
 
-    def __init__(self, payload: int, *, streams: bool = False) -> None:
-        """`payload` is how many bytes of a stream's event are shown. `streams`: start within such a stream."""
+    def __init__(self) -> None:
         self._requests = Half(REQUEST)
-        self._answers = Half(ANSWER, streams=streams)
-        self._payload = payload
+        self._answers = Half(ANSWER)
         self._topical = False  # whether the last request named the topic
 
     def units(self, data: bytes, *, sent: bool) -> Iterator[Unit]:
@@ -192,17 +180,12 @@ class HttpDecoder:
     def line(self, unit: Unit, *, sent: bool) -> Line:
         """Return the unit's trace line."""
         kind, data, size = unit
-        if kind == "event":
-            line: Line = {"event": size}
-            if self._payload:
-                line["payload"] = shown_bytes(data, self._payload)
-            return line
         if kind == "end":
             return {"body": size}
         first, _, _ = data.partition(b"\r\n")
         if kind == "request":
             method, _, rest = first.decode("latin-1").partition(" ")
-            line = {"request": method, "target": target(rest.rpartition(" ")[0])}
+            line: Line = {"request": method, "target": target(rest.rpartition(" ")[0])}
         else:
             line = {"answer": int(first[9:12])}
         line["fields"] = {name: cut(value, TEXT) for name, value in _fields(data) if name in FIELDS}

@@ -23,11 +23,12 @@ from gateway.trace.amqp import AmqpDecoder
 from gateway.trace.http import HttpDecoder
 from gateway.trace.mqtt import MqttDecoder, described
 from gateway.trace.shown import Line
+from gateway.trace.streams import EventDecoder, WebSocketDecoder
 from gateway.trace.tapped import Tapped, TappedConnection, install_tap, remove_tap
-from gateway.trace.websocket import WebSocketDecoder
 from gateway.turns import in_turns
 from protocols.amqp.connection import Connection as AmqpConnection
 from protocols.mqtt.connection import Connection as MqttConnection
+from protocols.rest.event_connection import EventConnection
 from protocols.rest.live_connection import LiveConnection
 
 AT_ONCE: Final = 8  # traces
@@ -44,14 +45,6 @@ CONSUMER: Final = "http/consumer/"
 encode = msgspec.json.encode
 
 
-class TraceError(Exception):
-    """The trace cannot be started; the text says why."""
-
-
-class TooManyTracesError(TraceError):
-    """Too many traces are running; a later attempt may succeed."""
-
-
 class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A requested trace: exactly one of the first three fields, and the bounds."""
 
@@ -62,12 +55,12 @@ class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lines: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES)] = MOST_LINES
     payload: Annotated[int, msgspec.Meta(ge=0, le=MOST_PAYLOAD)] = 64  # bytes shown of each payload
 
-    def check(self) -> None:
-        """Raise TraceError if not exactly one object is named, or one without its own connection."""
+    def __post_init__(self) -> None:
+        """Raise ValueError if not exactly one object is named, or one without its own connection."""
         if sum(map(bool, (self.client, self.topic, self.address))) != 1:
-            raise TraceError("exactly one of client, topic and address is needed")
+            raise ValueError("exactly one of client, topic and address is needed")
         if self.client.startswith(CONSUMER):
-            raise TraceError("a consumer has no connection: trace its client's address")
+            raise ValueError("a consumer has no connection: trace its client's address")
 
 
 class Decoder(Protocol):
@@ -116,7 +109,7 @@ class Trace:
     """One trace; a `gateway.taps.Watcher`."""
 
     def __init__(self, wanted: TraceRequest) -> None:
-        """Prepare a trace; `begin` starts it."""
+        """Prepare a trace; `begin` starts it, and whoever calls that must call `end`."""
         self._wanted = wanted
         self._topic = wanted.topic.encode("utf-8", "surrogatepass")
         self._taps: dict[Any, _Tap] = {}
@@ -142,19 +135,20 @@ class Trace:
         if socket is None or self._why:
             return
         wanted, identifier = self._wanted, client.identifier
-        address = _peer(socket) or (client.view(whole=False).address if identifier else "")
         if wanted.client and not matches_id(wanted.client, identifier):
             return
-        if wanted.address and not self._is_from(address):
+        if wanted.address and not self._is_from(socket.peer):
             return
-        self._add(socket, identifier, address, fresh=False)
+        self._add(socket, identifier, socket.peer, fresh=False)
 
     def opened(self, socket: Any) -> None:
         """See `gateway.taps.Watcher`. Except for HTTP, a client's id is known only later (`named`)."""
-        address = _peer(socket)
+        address = socket.peer
         by_address = self._wanted.address and self._is_from(address)
         if self._topic or by_address or self._wanted.client == f"http/{address}":
-            self._add(socket, "" if isinstance(socket, Pump) else f"http/{address}", address, fresh=True)
+            connection = socket.connection if isinstance(socket, Pump) else None
+            logs_in = isinstance(connection, MqttConnection | AmqpConnection)
+            self._add(socket, "" if logs_in else f"http/{address}", address, fresh=True)
 
     def named(self, socket: Any, identifier: str) -> None:
         """See `gateway.taps.Watcher`."""
@@ -162,7 +156,7 @@ class Trace:
         if tap is not None:
             tap.client = identifier
         elif self._wanted.client and matches_id(self._wanted.client, identifier):
-            tap = self._add(socket, identifier, _peer(socket), fresh=False)
+            tap = self._add(socket, identifier, socket.peer, fresh=False)
             connection = socket.connection.inner if tap is not None else None
             if tap is not None and isinstance(connection, MqttConnection) and connection.connect is not None:
                 tap.add(described(connection.connect, self._wanted.payload), "in")
@@ -264,14 +258,10 @@ def _end(socket: Any, tap: _Tap) -> None:
         tap.tapped = None
 
 
-def _peer(socket: Any) -> str:
-    return str(getattr(socket, "peer", ""))
-
-
 def _decoder(socket: Any, payload: int, *, fresh: bool) -> Decoder:
     """Return a decoder for a connection's bytes from here on."""
     if not isinstance(socket, Pump):
-        return HttpDecoder(payload, streams=not hasattr(socket, "peer"))
+        return HttpDecoder()
     connection: Any = socket.connection
     if isinstance(connection, TappedConnection):
         connection = connection.inner
@@ -279,32 +269,7 @@ def _decoder(socket: Any, payload: int, *, fresh: bool) -> Decoder:
         return MqttDecoder(connection.version, connection.unparsed, payload)
     if isinstance(connection, AmqpConnection):
         return AmqpDecoder(payload, fresh=fresh)
+    if isinstance(connection, EventConnection):
+        return EventDecoder(payload)
     assert isinstance(connection, LiveConnection)
     return WebSocketDecoder(connection.frames, payload)
-
-
-class Traces:
-    """The running traces."""
-
-    def __init__(self) -> None:
-        self._running: set[Trace] = set()
-
-    def begin(self, wanted: TraceRequest) -> Trace:
-        """Start a trace, which the caller must end with `end`; raises TraceError."""
-        wanted.check()
-        if len(self._running) >= AT_ONCE:
-            raise TooManyTracesError(f"{AT_ONCE} traces are running, which is the maximum: wait until one ends")
-        trace = Trace(wanted)
-        self._running.add(trace)
-        trace.begin()
-        return trace
-
-    def end(self, trace: Trace, why: str) -> None:
-        """End a trace."""
-        trace.end(why)
-        self._running.discard(trace)
-
-    def stop(self) -> None:
-        """End all traces: the gateway is stopping."""
-        for trace in tuple(self._running):
-            self.end(trace, "the gateway stops")

@@ -35,8 +35,8 @@ from gateway.limits.limits import Limits as ClientLimits
 from gateway.security.authorization import AccessList
 from gateway.security.identity import ANONYMOUS
 from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical
-from mapping.amqp.incoming import Destination, gateway_headers, to_record
-from mapping.amqp.mapper import Mapper, from_records
+from mapping.amqp.incoming import Destination, gateway_headers
+from mapping.amqp.mapper import from_records, to_record
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
 from protocols.amqp.connection import Connection
@@ -174,16 +174,15 @@ def engine(reads: list[bytes], destination: Destination | None) -> Callable[[], 
     """Create a run of our protocol connection, which accepts in batches; with a destination it also maps messages."""
     connection = Connection("bench", Limits(session_window_bytes=1 << 30))
     link = accepted(connection, sending=True)
-    mapper = None if destination is None else Mapper(destination)
 
     def run() -> None:
         for data in reads:
             connection.engine.grant(link, max(0, WINDOW - link.credit))
             for event in connection.receive_data(data):
                 if type(event) is TransfersReceived:
-                    if mapper is not None:
+                    if destination is not None:
                         for message in event.messages:
-                            mapper.record(message, NOW)
+                            to_record(message, destination, NOW)
                     connection.engine.accept_deliveries(event.link, event.deliveries)
             connection.data_to_send()
 

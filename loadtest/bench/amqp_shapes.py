@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from loadtest.bench.amqp_engine import outgoing, session, transfers
 from loadtest.clients.amqp_messages import FORMS, encodings
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
-from mapping.amqp.incoming import Destination, gateway_headers, to_record
-from mapping.amqp.mapper import Mapper, from_records
+from mapping.amqp.incoming import Destination, gateway_headers
+from mapping.amqp.mapper import from_records, to_record
 from mapping.record import Received
 
 COUNT = 4_000  # messages per round
@@ -41,9 +41,8 @@ def least(rounds: int, make: Callable[[], Callable[[], None]]) -> float:
 
 def map_in(messages: Sequence[bytes]) -> None:
     """Map messages to records."""
-    record = Mapper(HERE).record
     for message in messages:
-        record(message, CAPTURED)
+        to_record(message, HERE, CAPTURED)
 
 
 def map_out(records: Sequence[Received]) -> None:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from protocols.mqtt import packets
+from loadtest.clients.mqtt_wire import packet, text
 from protocols.mqtt.connection import Connection, Limits
-from protocols.mqtt.encoding import encode_packet, prepare_publish
+from protocols.mqtt.encoding import prepare_publish
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 
@@ -34,7 +34,8 @@ def opened(version: Version, announced: Properties | None = None) -> Connection:
     """Create a connection that has received and accepted CONNECT."""
     connection = Connection(Limits(outgoing_inflight=65_535))
     connection.tick(0.0)
-    connection.receive_data(encode_packet(packets.Connect(version, "bench"), version))
+    properties = b"\0" if version is Version.V5 else b""
+    connection.receive_data(packet(0x10, text("MQTT") + bytes((version, 2, 0, 0)) + properties + text("bench")))
     connection.accept(properties=announced or Properties())
     connection.data_to_send()
     return connection
@@ -42,12 +43,9 @@ def opened(version: Version, announced: Properties | None = None) -> Connection:
 
 def publishes(version: Version, qos: int, properties: Properties | None = None) -> bytes:
     """Encode the packets of one call."""
-    return b"".join(
-        encode_packet(
-            packets.Publish(TOPIC, PAYLOAD, qos, packet_id=number if qos else 0, properties=properties), version
-        )
-        for number in range(1, COUNT + 1)
-    )
+    message = prepare_publish(TOPIC, PAYLOAD, properties, version)
+    identifiers = [number.to_bytes(2) if qos else b"" for number in range(1, COUNT + 1)]
+    return b"".join(packet(0x30 | qos << 1, message.topic + one + message.rest) for one in identifiers)
 
 
 def floor_decode(data: bytes) -> list[Any]:

@@ -144,7 +144,7 @@ class KafkaCluster:
             os.kill(self.pid, signal.SIGHUP)
         else:
             self._ready.unlink(missing_ok=True)
-            argv = [sys.executable, "-m", "gateway.embedded.cluster", "--directory", str(self._directory / "data")]
+            argv = [sys.executable, "-m", "tools.cluster", "--directory", str(self._directory / "data")]
             argv += [] if self._listener is None else ["--secured"]
             with (self._directory / "cluster.log").open("ab") as log:
                 self._process = await start_process(

@@ -158,7 +158,7 @@ def _steps(spark: SparkSession, bootstrap: str) -> dict[str, Start]:
             dead_letter=topics.dead_letter,
             max_offsets_per_trigger=AT_ONCE,
         )
-        return max_temperature.flow(spark, options).start(CATCH_UP)
+        return max_temperature.MaxTemperature(spark, options).start(CATCH_UP)
 
     return {
         "source": drain(lambda topics: source(topics, headers=False)),

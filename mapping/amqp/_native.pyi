@@ -1,2 +1,2 @@
-from mapping.amqp.incoming import Mapper as Mapper
+from mapping.amqp.incoming import to_record as to_record
 from mapping.amqp.outgoing import from_records as from_records

@@ -5,12 +5,9 @@
  */
 #include "mapping/amqp/_native.h"
 
-#include <inttypes.h>
-
-#define USUAL_HEADERS 4        /* a record with more headers is left to the reference */
-#define CACHE_SLOTS 4096       /* cached tuples of headers */
-#define CACHED_BYTES 100       /* the size of a cached header */
-#define COORDINATES 7          /* annotations of a usual message */
+#define USUAL_HEADERS 4   /* a record with more headers is left to the reference */
+#define SHORT_HEADERS 400 /* characters and bytes of headers whose sections are cached: many records share them */
+#define COORDINATES 7     /* annotations of a usual message */
 
 /* Objects that are imported once from the Python modules. */
 static struct {
@@ -18,6 +15,7 @@ static struct {
     PyObject *from_record;    /* the reference for one record */
     PyObject *partition_head; /* function: the annotations before the offset, cached */
     PyObject *few_headers;    /* function: the bare message's sections for some headers */
+    PyObject *short_headers;  /* the same, cached */
     PyObject *plain_header, *annotations, *after_offset, *after_sequence, *event_hubs, *key_name; /* constant bytes */
 } out;
 
@@ -26,60 +24,34 @@ static struct {
     Py_ssize_t topic, key, value, headers, timestamp, partition, offset;
 } place;
 
-static PyObject *cached_headers; /* cache: headers -> the bare message's sections; many records share their headers */
-
-/* Whether the headers are short enough to be cached. */
-static int
-are_small(PyObject *headers)
+/* The length of the names and values together; -1 when the headers are not pairs of text and bytes or None. */
+static Py_ssize_t
+length_of(PyObject *headers)
 {
+    Py_ssize_t total = 0;
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(headers); index++) {
         PyObject *header = PyTuple_GET_ITEM(headers, index);
-        PyObject *content = PyTuple_GET_ITEM(header, 1);
-        Py_ssize_t size = PyUnicode_GET_LENGTH(PyTuple_GET_ITEM(header, 0));
-        if (size + (content == Py_None ? 0 : PyBytes_GET_SIZE(content)) > CACHED_BYTES) {
-            return 0;
+        if (!PyTuple_CheckExact(header) || PyTuple_GET_SIZE(header) != 2) {
+            return -1;
         }
-    }
-    return 1;
-}
-
-static int
-are_headers(PyObject *headers)
-{
-    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(headers); index++) {
-        PyObject *header = PyTuple_GET_ITEM(headers, index);
-        if (!PyTuple_CheckExact(header) || PyTuple_GET_SIZE(header) != 2
-            || !PyUnicode_CheckExact(PyTuple_GET_ITEM(header, 0))
-            || !(PyTuple_GET_ITEM(header, 1) == Py_None || PyBytes_CheckExact(PyTuple_GET_ITEM(header, 1)))) {
-            return 0;
+        PyObject *name = PyTuple_GET_ITEM(header, 0), *content = PyTuple_GET_ITEM(header, 1);
+        if (!PyUnicode_CheckExact(name) || !(content == Py_None || PyBytes_CheckExact(content))) {
+            return -1;
         }
+        total += PyUnicode_GET_LENGTH(name) + (content == Py_None ? 0 : PyBytes_GET_SIZE(content));
     }
-    return 1;
+    return total;
 }
 
 /* Return the bare message's sections, a new reference; NULL without an error when the headers are not usual. */
 static PyObject *
 bare_of(PyObject *headers)
 {
-    PyObject *known = PyDict_GetItemWithError(cached_headers, headers);
-    if (known || PyErr_Occurred()) {
-        return Py_XNewRef(known);
-    }
-    if (!are_headers(headers)) {
-        return NULL;
-    }
-    PyObject *bare = PyObject_CallOneArg(out.few_headers, headers);
+    Py_ssize_t length = length_of(headers);
+    PyObject *encode = length <= SHORT_HEADERS ? out.short_headers : out.few_headers;
+    PyObject *bare = length < 0 ? NULL : PyObject_CallOneArg(encode, headers);
     if (bare && !PyBytes_CheckExact(bare)) {
-        Py_DECREF(bare);
-        return NULL;
-    }
-    if (bare && are_small(headers)) {
-        if (PyDict_GET_SIZE(cached_headers) >= CACHE_SLOTS) {
-            PyDict_Clear(cached_headers);
-        }
-        if (PyDict_SetItem(cached_headers, headers, bare) < 0) {
-            Py_CLEAR(bare);
-        }
+        Py_CLEAR(bare);
     }
     return bare;
 }
@@ -241,6 +213,7 @@ look_up_outgoing(void)
         {"mapping.amqp.outgoing", "from_record", &out.from_record},
         {"mapping.amqp.outgoing", "partition_head", &out.partition_head},
         {"mapping.amqp.outgoing", "few_headers", &out.few_headers},
+        {"mapping.amqp.outgoing", "short_headers", &out.short_headers},
         {"mapping.amqp.outgoing", "PLAIN_HEADER", &out.plain_header},
         {"mapping.amqp.outgoing", "ANNOTATIONS", &out.annotations},
         {"mapping.amqp.outgoing", "AFTER_OFFSET", &out.after_offset},
@@ -254,6 +227,5 @@ look_up_outgoing(void)
         {&out.received, "timestamp", &place.timestamp}, {&out.received, "partition", &place.partition},
         {&out.received, "offset", &place.offset},
     };
-    cached_headers = PyDict_New();
-    return cached_headers && LOOK_UP(wanted) == 0 && FIND_FIELDS(places) == 0 ? 0 : -1;
+    return LOOK_UP(wanted) == 0 && FIND_FIELDS(places) == 0 ? 0 : -1;
 }

@@ -1,15 +1,15 @@
-/* Mapping the sections before the body to the record's headers, key, partition and timestamp. */
+/* Mapping a message's sections to the record's headers, key, timestamp and value. */
 #include "mapping/amqp/_native.h"
 
-#define NAME_SLOTS 256 /* slots of the name cache; a power of two */
-#define CACHED_NAME 100 /* bytes; a longer name is not cached */
+#define SHORT_HEADER 100 /* bytes; a longer header section is left to the reference, which does not cache it */
+#define NAME_SLOTS 256   /* a power of two */
 
 /* Cache of application properties' names: applications use few. A new name replaces the former one in its slot. */
-static struct {
-    PyObject *raw, *name;
+static struct CachedName {
+    PyObject *name; /* the header's */
+    size_t size;
+    char raw[255]; /* a longer name is left to the reference */
 } cached_names[NAME_SLOTS];
-
-/* Sections */
 
 /* Read the section at `at`; LEFT when its encoding is not handled here, or it reaches beyond `end`. */
 Verdict
@@ -87,69 +87,52 @@ put(Message *message, PyObject *name, PyObject *value)
         Py_DECREF(value);
         return PyErr_Occurred() ? FAILED : LEFT;
     }
-    Py_INCREF(name);
-    PyTuple_SET_ITEM(header, 0, name);
+    PyTuple_SET_ITEM(header, 0, Py_NewRef(name));
     PyTuple_SET_ITEM(header, 1, value);
     PyObject_GC_UnTrack(header); /* it holds a string and bytes, so it cannot be part of a cycle */
     message->headers[message->count++] = header;
     return TAKEN;
 }
 
+/* Before the body */
+
 Verdict
 take_header(Message *message, const Section *section)
 {
     static const uint8_t plain[] = {0x00, 0x53, 0x70, 0xC0, 0x02, 0x01, 0x41}; /* only durable=true: `PLAIN_HEADER` */
-    const uint8_t *place;
-    uint32_t count;
-    if (!read_items(section, 0, &place, &count) || count > 5) {
-        return LEFT;
-    }
-    for (uint32_t index = 0; index < count; index++) {
-        Simple value;
-        int64_t number;
-        if (!read_simple(&place, section->end, &value)) {
-            return LEFT;
-        }
-        if (value.code == 0x40) {
-            continue;
-        }
-        int boolean = value.code == 0x41 || value.code == 0x42 || value.code == 0x56;
-        Verdict verdict = TAKEN;
-        switch (index) {
-        case 0: case 3: /* durable, first-acquirer */
-            if (!boolean) {
-                return LEFT;
-            }
-            if (index == 0 && is_true(&value)) {
-                verdict = put(message, py.durable, Py_NewRef(py.one));
-            }
-            break;
-        case 1: /* priority; the default is 4 */
-            if (value.code != 0x50) {
-                return LEFT;
-            }
-            if (value.at[0] != 4) {
-                verdict = put(message, py.priority, decimal(value.at[0]));
-            }
-            break;
-        default: /* ttl, delivery-count */
-            if (!read_uint(&value, &number)) {
-                return LEFT;
-            }
-            if (index == 2) {
-                message->expires = 1;
-                message->expiry = message->now + number;
-            }
-        }
-        if (verdict != TAKEN) {
-            return verdict;
-        }
-    }
-    if (place != section->end) {
-        return LEFT;
-    }
+    static PyObject *plain_fields; /* of the plain header, once it was seen */
     message->exact = section->end - section->start != sizeof plain || memcmp(section->start, plain, sizeof plain) != 0;
-    return TAKEN;
+    PyObject *found = Py_XNewRef(message->exact ? NULL : plain_fields); /* headers, ttl */
+    if (!found) {
+        size_t size = (size_t)(section->end - section->value);
+        PyObject *raw = size <= SHORT_HEADER ? bytes_of(section->value, size) : NULL;
+        found = raw ? PyObject_CallOneArg(py.header_fields, raw) : NULL;
+        Py_XDECREF(raw);
+    }
+    if (!found) {
+        PyErr_Clear(); /* the reference raises it again */
+        return LEFT;
+    }
+    if (!message->exact && !plain_fields) {
+        plain_fields = Py_NewRef(found);
+    }
+    Verdict verdict = TAKEN;
+    PyObject *headers = PyTuple_GET_ITEM(found, 0), *ttl = PyTuple_GET_ITEM(found, 1);
+    for (Py_ssize_t index = 0; verdict == TAKEN && index < PyTuple_GET_SIZE(headers); index++) {
+        PyObject *header = PyTuple_GET_ITEM(headers, index);
+        verdict = put(message, PyTuple_GET_ITEM(header, 0), Py_NewRef(PyTuple_GET_ITEM(header, 1)));
+    }
+    if (verdict == TAKEN && ttl != Py_None) {
+        int overflow;
+        long long number = PyLong_AsLongLongAndOverflow(ttl, &overflow);
+        message->expires = 1;
+        message->expiry = message->now + number;
+        if (number < 0 || number > UINT32_MAX) { /* also in an overflow, which gives -1 */
+            verdict = LEFT;
+        }
+    }
+    Py_DECREF(found);
+    return verdict;
 }
 
 static inline int
@@ -158,23 +141,10 @@ is_same(const Simple *value, const char *name, size_t size)
     return value->size == size && !memcmp(value->at, name, size);
 }
 #define IS_NAMED(value, name) is_same(value, name, sizeof(name) - 1)
+#define BEGINS_WITH(value, start)                                                                                      \
+    ((value)->size >= sizeof(start) - 1 && !memcmp((value)->at, start, sizeof(start) - 1))
 
-static inline int
-is_bytes(const Simple *value, PyObject *bytes)
-{
-    return is_same(value, PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes));
-}
-
-/* Whether an annotation's name is one of `COORDINATE_NAMES`, which repeat the record's coordinates. */
-static int
-is_coordinate(const Simple *name)
-{
-    return IS_NAMED(name, "x-opt-bridge.topic") || IS_NAMED(name, "x-opt-bridge.partition")
-        || IS_NAMED(name, "x-opt-bridge.key") || IS_NAMED(name, "x-opt-bridge.offset")
-        || IS_NAMED(name, "x-opt-sequence-number") || IS_NAMED(name, "x-opt-enqueued-time")
-        || IS_NAMED(name, "x-opt-offset") || IS_NAMED(name, "x-opt-bridge.tombstone");
-}
-
+/* Of the annotations that begin with `x-opt-`, only those of JMS and those that set the key are taken here. */
 Verdict
 take_annotations(Message *message, const Section *section)
 {
@@ -188,14 +158,15 @@ take_annotations(Message *message, const Section *section)
         if (!read_simple(&place, section->end, &name) || !read_simple(&place, section->end, &value)) {
             return LEFT;
         }
-        if (!(is_symbol(name.code) || is_string(name.code)) || !is_sound(&name) || !is_sound(&value)) {
+        if (!is_symbol(name.code) || !is_sound(&name) || !is_sound(&value)) {
             return LEFT;
         }
-        if (!is_coordinate(&name)) {
+        int own = IS_NAMED(&name, "x-opt-bridge.key"), other = IS_NAMED(&name, "x-opt-partition-key");
+        if (!own) { /* ours only repeats a coordinate of the record */
             message->exact = 1;
         }
-        if (IS_NAMED(&name, "x-opt-bridge.key") || (IS_NAMED(&name, "x-opt-partition-key") && !message->own_key)) {
-            if (value.code == 0x40) {
+        if (own || other) {
+            if (value.code == 0x40 || (other && message->key)) {
                 continue;
             }
             if (!is_string(value.code) && !is_symbol(value.code) && !is_binary(value.code)) {
@@ -206,17 +177,8 @@ take_annotations(Message *message, const Section *section)
                 return FAILED;
             }
             Py_XSETREF(message->key, key);
-            message->own_key = 1;
         }
-        else if (IS_NAMED(&name, "x-opt-bridge.partition")) {
-            if (value.code == 0x40) {
-                continue;
-            }
-            if (!read_integer(&value, &message->partition) || message->partition < 0) {
-                return LEFT;
-            }
-        }
-        else if (IS_NAMED(&name, "x-opt-delivery-time") || IS_NAMED(&name, "x-opt-delivery-delay")) {
+        else if (BEGINS_WITH(&name, "x-opt-") && !BEGINS_WITH(&name, "x-opt-jms-")) {
             return LEFT;
         }
     }
@@ -227,9 +189,12 @@ take_annotations(Message *message, const Section *section)
 static Verdict
 take_creation(Message *message, int64_t created)
 {
-    uint64_t now = (uint64_t)message->now, then = (uint64_t)created; /* unsigned, so their difference cannot overflow */
-    int64_t before = message->to->before < py.window ? message->to->before : py.window;
-    if (created <= message->now ? now - then <= (uint64_t)before : then - now <= (uint64_t)message->to->after) {
+    long long before = PyLong_AsLongLong(field(message->to, fields_at.before));
+    long long after = PyLong_AsLongLong(field(message->to, fields_at.after)), window = PyLong_AsLongLong(py.window);
+    if (PyErr_Occurred()) {
+        return FAILED;
+    }
+    if (created >= message->now - (before < window ? before : window) && created - message->now <= after) {
         message->stamped = 1;
         message->timestamp = created;
         return TAKEN;
@@ -240,71 +205,57 @@ take_creation(Message *message, int64_t created)
 Verdict
 take_properties(Message *message, const Section *section)
 {
-    const Mapper *to = message->to;
+    PyObject *address = field(message->to, fields_at.address);
     const uint8_t *place;
     uint32_t count;
     int has_created = 0;
-    int64_t created = 0, number;
+    int64_t created = 0;
     if (!read_items(section, 0, &place, &count) || count > PROPERTIES_LIMIT) {
         return LEFT;
     }
     for (uint32_t index = 0; index < count; index++) {
         Simple value;
-        PyObject *text;
         if (!read_simple(&place, section->end, &value)) {
             return LEFT;
         }
         if (value.code == 0x40) {
             continue;
         }
-        switch (index) {
-        case MESSAGE_ID: case CORRELATION_ID:
-            text = id_text(&value);
-            break;
-        case USER_ID:
-            if (!is_binary(value.code) || !is_bytes(&value, to->user)) {
-                return LEFT;
-            }
-            text = Py_NewRef(to->user);
-            break;
-        case EXPIRY: case CREATION:
+        if (index == EXPIRY || index == CREATION) {
             if (value.code != 0x83) {
                 return LEFT;
             }
-            number = read_signed(&value);
+            int64_t time = read_signed(&value);
             if (index == CREATION) {
                 has_created = 1;
-                created = number;
+                created = time;
             }
-            else {
-                if (!message->expires || number < message->expiry) {
-                    message->expiry = number;
-                }
+            else if (!message->expires || time < message->expiry) {
                 message->expires = 1;
+                message->expiry = time;
             }
             continue;
-        case GROUP_SEQUENCE:
-            if (!read_uint(&value, &number)) {
-                return LEFT;
-            }
-            text = decimal(number);
-            break;
-        default: /* a string; a short symbol is accepted as one, as in the reference */
-            if (!(is_string(value.code) || value.code == 0xA3) || !is_utf8(value.at, value.size)) {
-                return LEFT;
-            }
-            if (index == TO && is_bytes(&value, field(to->destination, fields_at.address))) {
-                continue; /* it repeats the link's address */
-            }
-            text = bytes_of(value.at, value.size);
         }
+        /* The others are strings; a short symbol is accepted as one, as in the reference. */
+        if (index == USER_ID || index == GROUP_SEQUENCE || !(is_string(value.code) || value.code == 0xA3)
+            || !is_utf8(value.at, value.size)) {
+            return LEFT;
+        }
+        if ((index == MESSAGE_ID || index == CORRELATION_ID) && BEGINS_WITH(&value, "AMQP_")) {
+            return LEFT;
+        }
+        if (index == TO && is_same(&value, PyBytes_AS_STRING(address), (size_t)PyBytes_GET_SIZE(address))) {
+            continue; /* it repeats the link's address */
+        }
+        PyObject *text = bytes_of(value.at, value.size);
         Verdict verdict = put(message, property_name(index), text);
         if (verdict != TAKEN) {
             return verdict;
         }
-        if (index == GROUP_ID && !message->own_key) {
-            Py_XSETREF(message->key, Py_NewRef(text)); /* the header holds the other reference */
+        if (index == GROUP_ID && !message->key) {
+            message->key = Py_NewRef(text); /* the header holds the other reference */
         }
+        message->has_type |= index == CONTENT_TYPE;
     }
     if (place != section->end) {
         return LEFT;
@@ -321,29 +272,18 @@ name_of(const Simple *raw)
     for (size_t index = 0; index < raw->size; index++) {
         hash = hash * 31 + raw->at[index];
     }
-    hash = (hash ^ hash >> 8) % NAME_SLOTS;
-    PyObject *known = cached_names[hash].raw;
-    if (known && is_bytes(raw, known)) {
-        return Py_NewRef(cached_names[hash].name);
+    struct CachedName *slot = &cached_names[(hash ^ hash >> 8) % NAME_SLOTS];
+    if (slot->name && is_same(raw, slot->raw, slot->size)) {
+        return Py_NewRef(slot->name);
     }
-    if (!is_utf8(raw->at, raw->size)) {
-        return NULL;
-    }
-    PyObject *fresh = bytes_of(raw->at, raw->size);
-    PyObject *name = fresh ? PyObject_CallFunction(py.header_name, "s#", raw->at, (Py_ssize_t)raw->size) : NULL;
+    PyObject *name = PyObject_CallFunction(py.header_name, "s#", raw->at, (Py_ssize_t)raw->size);
     if (!name) {
-        Py_XDECREF(fresh);
+        PyErr_Clear(); /* it is not UTF-8, which the reference refuses */
         return NULL;
     }
-    if (raw->size > CACHED_NAME) {
-        Py_DECREF(fresh);
-        return name;
-    }
-    PyObject *old_raw = cached_names[hash].raw, *old_name = cached_names[hash].name; /* the call may have replaced them */
-    cached_names[hash].raw = fresh;
-    cached_names[hash].name = Py_NewRef(name);
-    Py_XDECREF(old_raw);
-    Py_XDECREF(old_name);
+    memcpy(slot->raw, raw->at, raw->size);
+    slot->size = raw->size;
+    Py_XSETREF(slot->name, Py_NewRef(name));
     return name;
 }
 
@@ -375,13 +315,86 @@ take_application_properties(Message *message, const Section *section)
         if (verdict != TAKEN) {
             return verdict;
         }
-        if (letters[index] != 's') {
-            plain = 0;
-        }
+        plain &= letters[index] == 's';
     }
     if (place != section->end) {
         return LEFT;
     }
     message->exact = 1;
     return plain ? TAKEN : put(message, py.types, bytes_of((const uint8_t *)letters, count));
+}
+
+/* The body */
+
+/* Return the header `amqp.body` of a binary or string that is not in the shortest encoding. */
+static PyObject *
+form_of(const char *kind, const Section *section, const uint8_t *content)
+{
+    static const char digits[] = "0123456789abcdef";
+    char text[64], *out = text + strlen(kind); /* kind; hex of descriptor (10), constructor and length (5); slash; size */
+    memcpy(text, kind, strlen(kind));
+    for (const uint8_t *at = section->start; at < content; at++) {
+        *out++ = digits[*at >> 4];
+        *out++ = digits[*at & 15];
+    }
+    *out++ = '/';
+    if (section->code == DATA) {
+        out += snprintf(out, 21, "%zu", (size_t)(section->end - content));
+    }
+    return PyBytes_FromStringAndSize(text, out - text);
+}
+
+/* Map a null, a map, a list or a sequence with the Python code, `mapping.amqp.body`. */
+static Verdict
+take_compound(Message *message, const Section *section)
+{
+    const uint8_t *data = (const uint8_t *)PyBytes_AS_STRING(message->data);
+    PyObject *body = PyObject_CallFunction(py.to_value, "O[(innn)]", message->data, section->code,
+                                           (Py_ssize_t)(section->start - data), (Py_ssize_t)(section->value - data),
+                                           (Py_ssize_t)(section->end - data));
+    if (!body || (PyObject *)Py_TYPE(body) != py.stored_body) { /* the reference raises the error again */
+        Py_XDECREF(body);
+        PyErr_Clear();
+        return LEFT;
+    }
+    Verdict verdict = TAKEN;
+    message->value = Py_NewRef(field(body, fields_at.value));
+    if (field(body, fields_at.exact) != Py_None) {
+        message->exact = message->exact_body = 1;
+    }
+    if (field(body, fields_at.form) != Py_None) {
+        verdict = put(message, py.body, Py_NewRef(field(body, fields_at.form)));
+    }
+    if (verdict == TAKEN && field(body, fields_at.is_json) == Py_True && !message->has_type) {
+        verdict = put(message, property_name(CONTENT_TYPE), Py_NewRef(py.json));
+    }
+    Py_DECREF(body);
+    return verdict;
+}
+
+/* Map the body, one section with which the message ends; a message with more is left to the reference. */
+Verdict
+take_body(Message *message, const Section *section, const uint8_t *end)
+{
+    const uint8_t *at = section->value;
+    int is_text = is_string(*at), is_data = section->code == DATA;
+    if (section->end != end || section->code < DATA || section->code > VALUE) {
+        return LEFT;
+    }
+    if (section->code == SEQUENCE || !(is_binary(*at) || (is_text && !is_data))) {
+        return take_compound(message, section);
+    }
+    const uint8_t *content = at + (*at < 0xB0 ? 2 : 5);
+    size_t size = (size_t)(end - content);
+    if (is_text && !is_utf8(content, size)) {
+        return LEFT;
+    }
+    message->value = bytes_of(content, size);
+    if (!message->value) {
+        return FAILED;
+    }
+    if (at - section->start != 3 || (*at >= 0xB0 && size < 256)) {
+        return put(message, py.body, form_of(is_data ? "data:" : is_text ? "v:str:" : "v:bin:", section, content));
+    }
+    return is_data ? TAKEN : put(message, py.body, Py_NewRef(is_text ? py.text_form : py.binary_form));
 }

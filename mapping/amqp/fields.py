@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import msgspec
@@ -77,6 +78,10 @@ def header_fields(value: bytes) -> tuple[Headers, int | None]:
     if priority != DEFAULT_PRIORITY:
         headers.append((AMQP_PRIORITY, str(priority).encode()))
     return tuple(headers), ttl
+
+
+short_header_fields: Final = functools.lru_cache(maxsize=256)(header_fields)
+"""The same for a value of at most 100 bytes: clients use few headers."""
 
 
 def annotation_fields(value: bytes) -> tuple[bytes | None, int | None, bool]:

@@ -49,27 +49,12 @@ from protocols.amqp.sections import (
     scan,
 )
 
-__all__ = ["Destination", "Mapper", "Unmappable", "gateway_headers", "recipient", "to_record"]
+__all__ = ["Destination", "Unmappable", "gateway_headers", "recipient", "to_record"]
 
 PROTOCOL: Final = b"amqp10"
 CREATION_WINDOW_MS: Final = 24 * 3600 * 1000
 """How old a creation-time may be to become the record's timestamp: retention counts from there, and must not delete the
 record right after its acknowledgement. An older time is stored in the header `creation-time`."""
-
-
-class Mapper:
-    """Maps the messages of one destination."""
-
-    __slots__ = ("destination", "left")
-
-    def __init__(self, destination: Destination, /) -> None:
-        self.destination = destination
-        self.left = 0  # messages mapped by `to_record`: all of them here, few in C
-
-    def record(self, data: bytes, now_ms: int, /) -> Record:
-        """Map one message; see `to_record`."""
-        self.left += 1
-        return to_record(data, self.destination, now_ms)
 
 
 def gateway_headers(container_id: str) -> Headers:

@@ -181,6 +181,10 @@ def few_headers(headers: tuple[Header, ...]) -> bytes | None:
     return None if any(name in _SPECIAL for name, _ in headers) else _from_headers(headers)
 
 
+short_headers: Final = functools.lru_cache(maxsize=4096)(few_headers)
+"""The same for headers of at most 400 bytes together: many records share theirs."""
+
+
 def _cached(split: Callable[[bytes], _Result]) -> Callable[[bytes], _Result]:
     """Cache the results for short arguments, which many messages share."""
     cached = functools.lru_cache(maxsize=1024)(split)

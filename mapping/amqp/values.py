@@ -7,14 +7,14 @@ property.
 
 from __future__ import annotations
 
-import math
+import struct
 import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
 from mapping.record import own_name, stored_name
 from protocols.amqp import primitives
-from protocols.amqp.primitives import DecodeError, Described, Raw, Timestamp, decode, skip
+from protocols.amqp.primitives import DecodeError, Described, Raw, decode, skip
 
 BINARY_ID: Final = b"AMQP_BINARY:"
 UUID_ID: Final = b"AMQP_UUID:"
@@ -115,38 +115,18 @@ def property_text(data: bytes, at: int, end: int) -> tuple[str, bytes | None, in
     return letter, str(value.value if isinstance(value, Described) else value).encode(), after
 
 
-def _bounded(bits: int, signed: bool, encode: Callable[[int], bytes]) -> Callable[[str], bytes]:
-    low, high = (-(1 << bits - 1), 1 << bits - 1) if signed else (0, 1 << bits)
-
-    def convert(text: str) -> bytes:
-        number = int(text)
-        if not low <= number < high:
-            raise ValueError(text)
-        return encode(number)
-
-    return convert
-
-
-def _float_value(text: str) -> bytes:
-    value = float(text)
-    packed = primitives.float_value(value)
-    if math.isinf(value) != math.isinf(primitives.decode(packed, 0, len(packed))[0]):
-        raise ValueError(text)
-    return packed
-
-
-def _boolean_value(text: str) -> bytes:
-    return {"true": primitives.TRUE, "false": primitives.FALSE}[text]
+def _whole(encode: Callable[[int], bytes]) -> Callable[[str], bytes]:
+    return lambda text: encode(int(text))
 
 
 _VALUES: Final[dict[str, Callable[[str], bytes]]] = {
-    "b": _boolean_value,
-    "B": _bounded(8, False, primitives.ubyte), "H": _bounded(16, False, primitives.ushort),
-    "I": _bounded(32, False, primitives.uint), "L": _bounded(64, False, primitives.ulong),
-    "g": _bounded(8, True, primitives.byte), "h": _bounded(16, True, primitives.short),
-    "i": _bounded(32, True, primitives.integer), "l": _bounded(64, True, primitives.long),
-    "f": _float_value, "d": lambda text: primitives.double(float(text)),
-    "t": _bounded(64, True, lambda number: primitives.timestamp(Timestamp(number))),
+    "b": {"true": primitives.TRUE, "false": primitives.FALSE}.__getitem__,
+    "B": _whole(primitives.ubyte), "H": _whole(primitives.ushort),
+    "I": _whole(primitives.uint), "L": _whole(primitives.ulong),
+    "g": _whole(primitives.byte), "h": _whole(primitives.short),
+    "i": _whole(primitives.integer), "l": _whole(primitives.long),
+    "f": lambda text: primitives.float_value(float(text)), "d": lambda text: primitives.double(float(text)),
+    "t": _whole(primitives.timestamp),
     "u": lambda text: primitives.uuid_value(uuid.UUID(text)),
     "y": primitives.symbol, "c": primitives.char, STRING_TYPE: primitives.string,
 }  # fmt: skip
@@ -162,6 +142,6 @@ def property_value(letter: str | None, text: bytes | None) -> bytes:
     if convert is not None:
         try:
             return convert(text.decode())
-        except (ValueError, KeyError, OverflowError, TypeError):
+        except (ValueError, KeyError, OverflowError, TypeError, struct.error):
             pass  # another producer changed the header: keep its text, ignore the type
     return text_or_binary(text)

@@ -28,7 +28,7 @@ def json_value(text: bytes) -> bytes | None:
 
 def compact_json(raw: msgspec.Raw | bytes) -> bytes:
     """Return the JSON text without insignificant space; digits and repeated names are preserved."""
-    return msgspec.json.format(bytes(raw), indent=-1)
+    return msgspec.json.format(raw, indent=-1)
 
 
 def from_text(text: str | None) -> bytes | None:

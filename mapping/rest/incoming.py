@@ -1,7 +1,7 @@
 """Maps bodies of HTTP produce requests to Kafka records, in the three embedded formats. Pure.
 
-`Target` maps any record. `_native.c` does the same for records that have only a key and a value, as nearly all do, and
-leaves the others to `Target` (ADR 0072).
+`Target` maps any record. A body in which all records have only a key and a value, as in nearly all, is decoded by
+msgspec to what is stored (ADR 0086).
 
 A key that is a JSON string is stored as its bare text, so that `kitchen/temp` is the same key over MQTT, AMQP and HTTP.
 A stored key is shown as JSON if it is an object, an array or a quoted string; any other key is shown as text.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -27,26 +27,29 @@ from mapping.record import (
     Record,
     raw_name,
 )
-from mapping.rest.contents import from_base64, from_text, json_key, json_value
+from mapping.rest.contents import compact_json, from_base64, from_text, json_key, json_value
 from protocols.rest.errors import RestError, invalid, unprocessable
 from protocols.rest.media import Format
 from protocols.rest.positions import LARGEST_PARTITION
 from protocols.rest.requests import (
+    LINE,
+    PLAIN_BINARY,
+    PLAIN_JSON,
+    PLAIN_LINE,
+    PLAIN_TEXT,
     HeaderField,
     JsonRecord,
+    PlainJson,
     RecordFields,
     TextRecord,
     decode_json,
     decode_line,
     decode_lines,
+    decode_plain,
     decode_text,
     integer,
+    spaces,
 )
-
-try:
-    from mapping.rest import _native
-except ImportError:  # not built, or switched off: `gateway.native` reports it
-    _native = None  # type: ignore[assignment]
 
 PROTOCOL: Final = b"http"
 CONTENT_TYPES: Final = {
@@ -56,6 +59,7 @@ CONTENT_TYPES: Final = {
 }
 LARGEST_TIMESTAMP: Final = 2**63 - 1
 
+_NULL: Final = b"null"
 _STRING_OR_NULL: Final = msgspec.json.Decoder(str | None)
 
 
@@ -97,9 +101,8 @@ def to_records(
         RestError: The whole request is refused.
     """
     target = Target(topic, partition, standard_headers(embedded, principal), trace, embedded)
-    if embedded is Format.JSON:
-        return target.json_records(decode_json(body, limit))
-    return target.text_records(decode_text(body, limit, embedded))
+    plain = target.plain_records(body, limit)
+    return target.any_records(body, limit) if plain is None else plain
 
 
 def from_lines(lines: bytes, topic: str, principal: str, trace: Headers = ()) -> list[Record | RestError]:
@@ -109,15 +112,21 @@ def from_lines(lines: bytes, topic: str, principal: str, trace: Headers = ()) ->
     `trace` is from `trace_headers`.
     """
     target = Target(topic, None, standard_headers(Format.JSON, principal), trace, Format.JSON)
-    try:
-        return list(target.json_records(decode_lines(lines)))
-    except RestError:
-        pass  # find out which line it is
+    plain = decode_lines(PLAIN_LINE, lines)
+    if plain is not None:
+        compact = spaces(lines) == lines.count(b"\n")
+        return [*target.plain_json(plain, bytes if compact else compact_json)]
+    entries = decode_lines(LINE, lines)
+    if entries is not None:
+        try:
+            return [target.json_record(0, entry) for entry in entries]
+        except RestError:
+            pass  # find out which line it is
     found: list[Record | RestError] = []
     for line in lines.split(b"\n"):
         if line.strip():
             try:
-                found += target.json_records([decode_line(line)])
+                found.append(target.json_record(0, decode_line(line)))
             except RestError as error:
                 found.append(error)
     return found
@@ -132,18 +141,37 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     trace: Headers
     embedded: Format
 
-    def json_records(self, entries: list[JsonRecord]) -> list[Record]:
-        """Map entries in the json format; RestError."""
-        if _native is None:
-            return list(itertools.starmap(self.json_record, enumerate(entries)))
-        return _native.json_records(entries, self.topic, self.partition, self.headers + self.trace, self.json_record)
+    def plain_records(self, body: bytes, limit: int) -> list[Record] | None:
+        """Return the records of a body if all are plain, else None; RestError as `decode_plain`."""
+        topic, headers, partition = self.topic, self.headers + self.trace, self.partition
+        if self.embedded is Format.JSON:
+            values = decode_plain(PLAIN_JSON, body, limit)
+            return None if values is None else self.plain_json(values)
+        if self.embedded is Format.BINARY:
+            contents = decode_plain(PLAIN_BINARY, body, limit)
+            if contents is None:
+                return None
+            return [Record(topic, one.key, one.value, headers, None, partition) for one in contents]
+        texts = decode_plain(PLAIN_TEXT, body, limit)
+        if texts is None:
+            return None
+        return [Record(topic, from_text(one.key), from_text(one.value), headers, None, partition) for one in texts]
 
-    def text_records(self, entries: list[TextRecord]) -> list[Record]:
-        """Map entries in the text or binary format; RestError."""
-        if _native is None:
-            return list(itertools.starmap(self.text_record, enumerate(entries)))
-        headers, binary = self.headers + self.trace, self.embedded is Format.BINARY
-        return _native.text_records(entries, self.topic, self.partition, headers, self.text_record, binary)
+    def any_records(self, body: bytes, limit: int) -> list[Record]:
+        """Return the records of any body; RestError."""
+        if self.embedded is Format.JSON:
+            return list(itertools.starmap(self.json_record, enumerate(decode_json(body, limit))))
+        return list(itertools.starmap(self.text_record, enumerate(decode_text(body, limit, self.embedded))))
+
+    def plain_json(self, entries: list[PlainJson], content: Callable[[msgspec.Raw], bytes] = bytes) -> list[Record]:
+        """Map plain records in the json format; `content` returns a value's compact text."""
+        topic, headers, partition = self.topic, self.headers + self.trace, self.partition
+        made = []
+        for entry in entries:
+            key, value = entry.key, content(entry.value)
+            stored = None if value == _NULL else value
+            made.append(Record(topic, None if key is None else key.encode(), stored, headers, None, partition))
+        return made
 
     def json_record(self, index: int, entry: JsonRecord) -> Record:
         """Map an entry in the json format; RestError."""

@@ -2,17 +2,52 @@
  * The work per delivery, for a run of deliveries in one call: this file calls proton's C functions directly, and no
  * Python code runs between two deliveries. `deliveries.py` has the same functions in Python.
  *
- * The functions are those of the library that `cproton` has loaded (`_native_proton.c`): cffi returns their addresses
- * and their types, and a version of proton with other types is refused at import.
+ * The functions are those of the library that `cproton` has loaded: cffi returns their addresses and their types, and a
+ * version of proton with other types is refused at import.
  *
  * Python identifies a delivery or a link by its address, an int. An unusual event ends the run and is left for the
  * engine.
  */
-#include "protocols/amqp/_native.h"
+#include "protocols/native.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
 
 #define TAG_BYTES 4
 #define ACCEPTED 0x24             /* part 3.4.2 */
 #define TRANSACTIONAL_STATE 0x34  /* part 4.5.8 */
+
+/* As proton's headers declare them; the structures are opaque here. */
+typedef struct pn_collector_t pn_collector_t;
+typedef struct pn_event_t pn_event_t;
+typedef struct pn_delivery_t pn_delivery_t;
+typedef struct pn_link_t pn_link_t;
+typedef struct {
+    size_t size;
+    const char *start;
+} pn_bytes_t;
+
+static struct {
+    pn_event_t *(*peek)(pn_collector_t *);
+    bool (*pop)(pn_collector_t *);
+    int (*type)(pn_event_t *);
+    pn_delivery_t *(*event_delivery)(pn_event_t *);
+    pn_link_t *(*link)(pn_delivery_t *);
+    bool (*readable)(pn_delivery_t *);
+    bool (*partial)(pn_delivery_t *);
+    size_t (*pending)(pn_delivery_t *);
+    bool (*settled)(pn_delivery_t *);
+    uint64_t (*remote_state)(pn_delivery_t *);
+    void (*update)(pn_delivery_t *, uint64_t);
+    void (*settle)(pn_delivery_t *);
+    ssize_t (*recv)(pn_link_t *, char *, size_t);
+    bool (*advance)(pn_link_t *);
+    pn_delivery_t *(*delivery)(pn_link_t *, pn_bytes_t);
+    ssize_t (*send)(pn_link_t *, const char *, size_t);
+    pn_collector_t *events; /* `native.EVENTS` */
+    int delivery_event;     /* PN_DELIVERY */
+} pn;
 
 /* Python objects that are looked up once: types, and the name of an attribute. */
 static struct {
@@ -39,6 +74,18 @@ typedef struct {
     Py_ssize_t taken, held, bytes;     /* changes to the link's `credit` (less), `held` and `held_bytes` */
     PyObject *deliveries, *messages;   /* the lists of the run's event; owned; NULL when there is no event yet */
 } Run;
+
+/* The pointer from an address, an int whose reference it takes; NULL with an exception on failure, and for NULL. */
+static void *
+pointer_of(PyObject *address)
+{
+    void *found = address ? PyLong_AsVoidPtr(address) : NULL;
+    Py_XDECREF(address);
+    if (!found && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_ValueError, "a null address");
+    }
+    return found;
+}
 
 /* Runs */
 
@@ -268,7 +315,7 @@ accept(PyObject *Py_UNUSED(module), PyObject *deliveries)
         if (address == Py_None) {
             continue;
         }
-        pn_delivery_t *delivery = pointer_of(address);
+        pn_delivery_t *delivery = pointer_of(Py_NewRef(address));
         if (!delivery) {
             Py_DECREF(all);
             return NULL;
@@ -327,9 +374,7 @@ send_messages(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_
     if (check_count("send", given, 5) < 0) {
         return NULL;
     }
-    PyObject *address = PyObject_GetAttr(arguments[0], py.address);
-    pn_link_t *handle = address ? pointer_of(address) : NULL;
-    Py_XDECREF(address);
+    pn_link_t *handle = pointer_of(PyObject_GetAttr(arguments[0], py.address));
     unsigned long number = handle ? PyLong_AsUnsignedLongMask(arguments[1]) : 0;
     if (!handle || (number == (unsigned long)-1 && PyErr_Occurred())) {
         return NULL;
@@ -362,6 +407,51 @@ static PyMethodDef functions[] = {
 
 /* Module */
 
+/* Take proton's functions, its collector and its number for a delivery's event. */
+static int
+look_up_proton(void)
+{
+    PyObject *function_at, *address, *events, *delivery_event;
+    const Wanted wanted[] = {
+        {"protocols.amqp.native", "function_at", &function_at},
+        {"protocols.amqp.native", "address", &address},
+        {"protocols.amqp.native", "EVENTS", &events}, /* the collector that all connections share */
+        {"cproton", "PN_DELIVERY", &delivery_event},
+    };
+    static const struct {
+        const char *name, *type;
+        void *place;
+    } functions_of_proton[] = {
+        {"pn_collector_peek", "struct pn_event_t *(*)(struct pn_collector_t *)", &pn.peek},
+        {"pn_collector_pop", "_Bool(*)(struct pn_collector_t *)", &pn.pop},
+        {"pn_event_type", "pn_event_type_t(*)(struct pn_event_t *)", &pn.type},
+        {"pn_event_delivery", "struct pn_delivery_t *(*)(struct pn_event_t *)", &pn.event_delivery},
+        {"pn_delivery_link", "struct pn_link_t *(*)(struct pn_delivery_t *)", &pn.link},
+        {"pn_delivery_readable", "_Bool(*)(struct pn_delivery_t *)", &pn.readable},
+        {"pn_delivery_partial", "_Bool(*)(struct pn_delivery_t *)", &pn.partial},
+        {"pn_delivery_pending", "size_t(*)(struct pn_delivery_t *)", &pn.pending},
+        {"pn_delivery_settled", "_Bool(*)(struct pn_delivery_t *)", &pn.settled},
+        {"pn_delivery_remote_state", "uint64_t(*)(struct pn_delivery_t *)", &pn.remote_state},
+        {"pn_delivery_update", "void(*)(struct pn_delivery_t *, uint64_t)", &pn.update},
+        {"pn_delivery_settle", "void(*)(struct pn_delivery_t *)", &pn.settle},
+        {"pn_link_recv", "ssize_t(*)(struct pn_link_t *, char *, size_t)", &pn.recv},
+        {"pn_link_advance", "_Bool(*)(struct pn_link_t *)", &pn.advance},
+        {"pn_delivery", "struct pn_delivery_t *(*)(struct pn_link_t *, struct pn_bytes_t)", &pn.delivery},
+        {"pn_link_send", "ssize_t(*)(struct pn_link_t *, char *, size_t)", &pn.send},
+    };
+    if (LOOK_UP(wanted) < 0) {
+        return -1;
+    }
+    pn.delivery_event = (int)PyLong_AsLong(delivery_event);
+    pn.events = pointer_of(PyObject_CallOneArg(address, events));
+    for (size_t index = 0; index < sizeof functions_of_proton / sizeof functions_of_proton[0]; index++) {
+        const char *name = functions_of_proton[index].name, *type = functions_of_proton[index].type;
+        void *found = PyErr_Occurred() ? NULL : pointer_of(PyObject_CallFunction(function_at, "ss", name, type));
+        memcpy(functions_of_proton[index].place, &found, sizeof found);
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 static int
 set_up(PyObject *Py_UNUSED(module))
 {
@@ -385,10 +475,7 @@ set_up(PyObject *Py_UNUSED(module))
         {&py.accepted, "deliveries", &at.accepted.deliveries},
     };
     py.address = PyUnicode_InternFromString("address");
-    return py.address && look_up_proton() == 0 && LOOK_UP(wanted) == 0
-                   && FIND_FIELDS(places) == 0
-               ? 0
-               : -1;
+    return py.address && look_up_proton() == 0 && LOOK_UP(wanted) == 0 && FIND_FIELDS(places) == 0 ? 0 : -1;
 }
 
 NATIVE_MODULE("protocols.amqp._native", "Runs of deliveries in C; deliveries.py is the same in Python.")

@@ -50,6 +50,15 @@ def delivery_at(address: int) -> Any:
     return ffi.cast("pn_delivery_t *", address)
 
 
+def function_at(name: str, kind: str) -> int:
+    """Return the address of one of proton's C functions, for `_native`. Raises ImportError when it has another type."""
+    pointer = ffi.addressof(lib, name)
+    found = ffi.typeof(pointer).cname
+    if found != kind:
+        raise ImportError(f"proton's {name} is {found}, not {kind}")
+    return address(pointer)
+
+
 def discard_events() -> None:
     """Empty `EVENTS` before new input: it only holds events of our own commands and output, which are not handled."""
     while lib.pn_collector_pop(EVENTS):

@@ -42,6 +42,24 @@ class Described(NamedTuple):
     value: Any
 
 
+_CODES: Final = {
+    "amqp:accepted:list": 0x24, "amqp:rejected:list": 0x25, "amqp:released:list": 0x26, "amqp:modified:list": 0x27,
+    "amqp:declare:list": 0x31, "amqp:discharge:list": 0x32,
+    "amqp:sasl-init:list": 0x41, "amqp:sasl-response:list": 0x43,
+    "amqp:header:list": 0x70, "amqp:delivery-annotations:map": 0x71, "amqp:message-annotations:map": 0x72,
+    "amqp:properties:list": 0x73, "amqp:application-properties:map": 0x74, "amqp:data:binary": 0x75,
+    "amqp:amqp-sequence:list": 0x76, "amqp:amqp-value:*": 0x77, "amqp:footer:map": 0x78,
+}  # fmt: skip
+"""The descriptors of the specification that a peer may write as symbols to us."""
+
+
+def code_of(descriptor: Any) -> int | None:
+    """Return the number of a descriptor of the specification; None for a foreign symbol, or what is no descriptor."""
+    if type(descriptor) is Symbol:
+        return _CODES.get(descriptor)
+    return descriptor if type(descriptor) is int else None
+
+
 class Raw(NamedTuple):
     """The encoded form of a value without a Python type (decimals, chars outside Unicode)."""
 
@@ -61,7 +79,7 @@ class Pairs(tuple[tuple[Any, Any], ...]):
         return default
 
 
-_I8, _U16, _I16 = Struct(">b"), Struct(">H"), Struct(">h")
+_U8, _I8, _U16, _I16 = Struct(">B"), Struct(">b"), Struct(">H"), Struct(">h")
 _U32, _I32, _F32 = Struct(">I"), Struct(">i"), Struct(">f")
 _U64, _I64, _F64 = Struct(">Q"), Struct(">q"), Struct(">d")
 
@@ -280,9 +298,20 @@ def symbol(value: str) -> bytes:
     return _sized(0xA3, value.encode("ascii"))
 
 
-def ubyte(value: int) -> bytes:
-    """Encode an unsigned byte."""
-    return bytes((0x50, value))
+def _fixed(code: int, form: Struct) -> Callable[[Any], bytes]:
+    """Make the encoder of a type of fixed width; it raises struct.error for a number out of the type's range."""
+    start, pack = bytes((code,)), form.pack
+    return lambda value: start + pack(value)
+
+
+ubyte: Final = _fixed(0x50, _U8)
+ushort: Final = _fixed(0x60, _U16)
+byte: Final = _fixed(0x51, _I8)
+short: Final = _fixed(0x61, _I16)
+float_value: Final = _fixed(0x72, _F32)
+double: Final = _fixed(0x82, _F64)
+timestamp: Final = _fixed(0x83, _I64)
+"""In milliseconds since the epoch."""
 
 
 def uint(value: int) -> bytes:
@@ -309,31 +338,6 @@ def long(value: int) -> bytes:
     return b"\x55" + _I8.pack(value) if -128 <= value < 128 else b"\x81" + _I64.pack(value)
 
 
-def timestamp(value: int) -> bytes:
-    """Encode a timestamp, in milliseconds since the epoch."""
-    return b"\x83" + _I64.pack(value)
-
-
-def ushort(value: int) -> bytes:
-    """Encode an unsigned 16-bit integer."""
-    return b"\x60" + _U16.pack(value)
-
-
-def byte(value: int) -> bytes:
-    """Encode a signed byte."""
-    return b"\x51" + _I8.pack(value)
-
-
-def short(value: int) -> bytes:
-    """Encode a signed 16-bit integer."""
-    return b"\x61" + _I16.pack(value)
-
-
-def float_value(value: float) -> bytes:
-    """Encode a 32-bit float."""
-    return b"\x72" + _F32.pack(value)
-
-
 def char(value: str) -> bytes:
     """Encode a single character. Raises TypeError when it is not exactly one."""
     return b"\x73" + _U32.pack(ord(value))
@@ -342,11 +346,6 @@ def char(value: str) -> bytes:
 def boolean(value: bool) -> bytes:
     """Encode a boolean."""
     return TRUE if value else FALSE
-
-
-def double(value: float) -> bytes:
-    """Encode a 64-bit float."""
-    return b"\x82" + _F64.pack(value)
 
 
 def uuid_value(value: uuid.UUID) -> bytes:

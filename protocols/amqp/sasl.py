@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from protocols.amqp import primitives
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
-from protocols.amqp.primitives import DecodeError, Described, Symbol
+from protocols.amqp.primitives import DecodeError, Described, Symbol, code_of
 
 HEADER: Final = b"AMQP\x03\x01\x00\x00"  # part 5.3.1
 FRAME_LIMIT: Final = 16384  # part 5.3.1 says 512, but OAUTHBEARER clients send longer tokens in one frame
@@ -98,11 +98,7 @@ class SaslLayer:
         body, end = primitives.decode(frame, offset, len(frame))
         if end != len(frame) or not isinstance(body, Described) or not isinstance(body.value, list):
             raise DecodeError("not a SASL performative")
-        code, fields = body.descriptor, [*body.value, None, None, None]
-        if code == "amqp:sasl-init:list":
-            code = INIT
-        elif code == "amqp:sasl-response:list":
-            code = RESPONSE
+        code, fields = code_of(body.descriptor), [*body.value, None, None, None]
         if code == INIT and not self._started:
             mechanism, response, hostname = fields[:3]
             if (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocols.amqp.primitives import DecodeError, Symbol, decode, skip
+from protocols.amqp.primitives import DecodeError, code_of, decode, skip
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
@@ -19,17 +19,6 @@ SEQUENCE: Final = 0x76
 VALUE: Final = 0x77
 FOOTER: Final = 0x78
 
-_NAMES: Final = {
-    "amqp:header:list": HEADER,
-    "amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
-    "amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
-    "amqp:properties:list": PROPERTIES,
-    "amqp:application-properties:map": APPLICATION_PROPERTIES,
-    "amqp:data:binary": DATA,
-    "amqp:amqp-sequence:list": SEQUENCE,
-    "amqp:amqp-value:*": VALUE,
-    "amqp:footer:map": FOOTER,
-}
 _BODY: Final = frozenset({DATA, SEQUENCE, VALUE})
 
 Section = tuple[int, int, int, int]
@@ -67,11 +56,10 @@ def _descriptor(data: bytes, at: int, end: int) -> tuple[int, int]:
     if data[at] != 0:
         raise DecodeError("a section without a descriptor")
     descriptor, value = decode(data, at + 1, end)
-    if type(descriptor) is Symbol:
-        descriptor = _NAMES.get(descriptor)
-    if type(descriptor) is not int:
+    code = code_of(descriptor)
+    if code is None:
         raise DecodeError("a section with an unknown descriptor")
-    return descriptor, value
+    return code, value
 
 
 def binary_at(data: bytes, at: int, end: int) -> bytes:

@@ -8,7 +8,7 @@ import msgspec
 
 from protocols.amqp import outcomes, primitives
 from protocols.amqp.outcomes import Error, State
-from protocols.amqp.primitives import DecodeError, Described
+from protocols.amqp.primitives import DecodeError, Described, code_of
 from protocols.amqp.sections import VALUE, scan
 
 # Descriptors of part 4.5; proton passes the states' numbers through.
@@ -27,19 +27,6 @@ TIMED_OUT: Final = "amqp:transaction:timeout"
 LOCAL_TRANSACTIONS: Final = "amqp:local-transactions"
 MULTI_TXNS_PER_SSN: Final = "amqp:multi-txns-per-ssn"
 MULTI_SSNS_PER_TXN: Final = "amqp:multi-ssns-per-txn"
-
-_COMMANDS: Final = {
-    DECLARE: DECLARE,
-    "amqp:declare:list": DECLARE,
-    DISCHARGE: DISCHARGE,
-    "amqp:discharge:list": DISCHARGE,
-}
-_OUTCOMES: Final = {
-    "amqp:accepted:list": outcomes.ACCEPTED,
-    "amqp:rejected:list": outcomes.REJECTED,
-    "amqp:released:list": outcomes.RELEASED,
-    "amqp:modified:list": outcomes.MODIFIED,
-}
 
 
 class Declare(msgspec.Struct, frozen=True, gc=False):
@@ -65,13 +52,13 @@ def read_command(message: bytes) -> Declare | Discharge:
         if code != VALUE:
             continue
         body, _ = primitives.decode(message, value, end)
-        if not isinstance(body, Described) or not isinstance(body.descriptor, str | int):
+        if not isinstance(body, Described) or not isinstance(body.value, list):
             break
-        kind = _COMMANDS.get(body.descriptor)
-        if kind is None or not isinstance(body.value, list):
-            break
+        kind = code_of(body.descriptor)
         if kind == DECLARE:
             return Declare(is_global=_item(body.value, 0) is not None)
+        if kind != DISCHARGE:
+            break
         fail = _item(body.value, 1)
         if fail is not None and not isinstance(fail, bool):
             raise DecodeError("a discharge whose `fail` is no boolean")
@@ -120,9 +107,8 @@ def _outcome(value: Any) -> State | None:
         return None
     if not isinstance(value, Described) or not isinstance(value.value, list):
         raise DecodeError("an outcome that is no described list")
-    descriptor, fields = value
-    code = _OUTCOMES.get(descriptor) if isinstance(descriptor, str) else descriptor
-    if not isinstance(code, int) or code not in outcomes.TERMINAL:
+    code, fields = code_of(value.descriptor), value.value
+    if code not in outcomes.TERMINAL:
         raise DecodeError("a transactional-state with an unknown outcome")
     if code == outcomes.REJECTED:
         return State(code, error=_error(_item(fields, 0)))

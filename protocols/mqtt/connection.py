@@ -64,10 +64,13 @@ class Connection(Receiver):
             return []
         if state is State.CONNECTING:
             return self._hold(data)
-        buffer = self._frames.join(data)
+        if self._waiting:  # a large packet in many pieces is joined once, when it is complete
+            self._waiting += data
+            if len(self._waiting) < self._needed:
+                return []
+            data = self._take_waiting()
         found: list[Any] = []
-        if buffer:
-            self._parse(buffer, found)
+        self._parse(data, found)
         return found
 
     def receive_eof(self) -> list[Any]:
@@ -184,10 +187,8 @@ class Connection(Receiver):
         self._turn = Turn.NONE
         self.state = OPEN
         self._received_at = self._now
-        held = self._frames.take()
         found: list[Any] = []
-        if held:
-            self._parse(held, found)
+        self._parse(self._take_waiting(), found)
         if self._eof and self.is_open:
             found += self.receive_eof()
         return found
@@ -221,8 +222,8 @@ class Connection(Receiver):
 
     def _hold(self, data: bytes) -> list[Any]:
         """Keep bytes that the client sends ahead of CONNACK (section 3.1.4), up to a limit."""
-        self._frames.keep(data, 0)
-        if len(self._frames) > self._limits.max_held_bytes:
+        self._waiting += data
+        if len(self._waiting) > self._limits.max_held_bytes:
             return [self._fail(PeerError(ReasonCode.QUOTA_EXCEEDED, "too much was sent ahead of CONNACK"))]
         return []
 

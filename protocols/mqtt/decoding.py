@@ -169,18 +169,27 @@ def _subscribe(reader: Reader, version: Version) -> packets.Subscribe:
     return packets.Subscribe(packet_id, tuple(subscriptions), properties)
 
 
-def _suback(reader: Reader, version: Version) -> packets.Suback:
-    packet_id = _packet_id(reader)
-    properties = _properties(reader, version, PacketType.SUBACK)
-    codes = tuple(reader.take(reader.left))
-    for code in codes:
-        if version is Version.V5:
-            _check_reason(code, PacketType.SUBACK)
-        elif code not in (0, 1, 2, 0x80):
-            raise protocol_error(f"return code 0x{code:02X} on SUBACK")  # [MQTT311-3.9.3-2]
-    if not codes:
-        raise malformed("SUBACK without a code")
-    return packets.Suback(packet_id, codes, properties)
+def _answer(
+    kind: PacketType, make: Callable[[int, tuple[int, ...], Properties | None], Packet]
+) -> Callable[[Reader, Version], Packet]:
+    """Return the decoder of SUBACK or UNSUBACK."""
+
+    def decode(reader: Reader, version: Version) -> Packet:
+        packet_id = _packet_id(reader)
+        if kind is PacketType.UNSUBACK and version is not Version.V5:
+            return make(packet_id, (), None)
+        properties = _properties(reader, version, kind)
+        codes = tuple(reader.take(reader.left))
+        for code in codes:
+            if version is Version.V5:
+                _check_reason(code, kind)
+            elif code not in (0, 1, 2, 0x80):
+                raise protocol_error(f"return code 0x{code:02X} on SUBACK")  # [MQTT311-3.9.3-2]
+        if not codes:
+            raise malformed(f"{kind.name} without a code")
+        return make(packet_id, codes, properties)
+
+    return decode
 
 
 def _unsubscribe(reader: Reader, version: Version) -> packets.Unsubscribe:
@@ -194,19 +203,6 @@ def _unsubscribe(reader: Reader, version: Version) -> packets.Unsubscribe:
     return packets.Unsubscribe(packet_id, tuple(filters), properties)
 
 
-def _unsuback(reader: Reader, version: Version) -> packets.Unsuback:
-    packet_id = _packet_id(reader)
-    if version is not Version.V5:
-        return packets.Unsuback(packet_id)
-    properties = _properties(reader, version, PacketType.UNSUBACK)
-    codes = tuple(reader.take(reader.left))
-    for code in codes:
-        _check_reason(code, PacketType.UNSUBACK)
-    if not codes:
-        raise malformed("UNSUBACK without a code")
-    return packets.Unsuback(packet_id, codes, properties)
-
-
 _DECODERS: Final[dict[int, Callable[[Reader, Version], Packet]]] = {
     PacketType.CONNECT: lambda reader, _version: decode_connect_rest(reader, decode_version(reader)),
     PacketType.CONNACK: _connack,
@@ -215,9 +211,9 @@ _DECODERS: Final[dict[int, Callable[[Reader, Version], Packet]]] = {
     PacketType.PUBREL: _acknowledgement(PacketType.PUBREL, packets.Pubrel),
     PacketType.PUBCOMP: _acknowledgement(PacketType.PUBCOMP, packets.Pubcomp),
     PacketType.SUBSCRIBE: _subscribe,
-    PacketType.SUBACK: _suback,
+    PacketType.SUBACK: _answer(PacketType.SUBACK, packets.Suback),
     PacketType.UNSUBSCRIBE: _unsubscribe,
-    PacketType.UNSUBACK: _unsuback,
+    PacketType.UNSUBACK: _answer(PacketType.UNSUBACK, packets.Unsuback),
     PacketType.PINGREQ: lambda _reader, _version: packets.Pingreq(),
     PacketType.PINGRESP: lambda _reader, _version: packets.Pingresp(),
     PacketType.DISCONNECT: lambda reader, version: packets.Disconnect(

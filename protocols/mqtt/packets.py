@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
@@ -17,12 +18,16 @@ class Version(enum.IntEnum):
     V5 = 5
 
 
+UpTo2 = Annotated[int, msgspec.Meta(ge=0, le=2)]
+"""A QoS or Retain Handling; msgspec checks the range when it decodes a stored will or subscription."""
+
+
 class Will(msgspec.Struct, frozen=True, gc=False):
     """The message that the server publishes when the connection ends without DISCONNECT (section 3.1.2.5)."""
 
     topic: str
     payload: bytes
-    qos: int = 0
+    qos: UpTo2 = 0
     retain: bool = False
     properties: Properties | None = None
 
@@ -88,10 +93,10 @@ class Subscription(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One topic filter of a SUBSCRIBE with its options (section 3.8.3.1)."""
 
     topic_filter: str
-    qos: int = 0
+    qos: UpTo2 = 0
     no_local: bool = False
     retain_as_published: bool = False
-    retain_handling: int = 0
+    retain_handling: UpTo2 = 0
 
 
 class Subscribe(msgspec.Struct, frozen=True, gc=False):

@@ -18,7 +18,6 @@ from protocols.mqtt.aliases import TopicAliases
 from protocols.mqtt.checks import check_auth, check_disconnect, check_subscribe, refused_flags, resolve_topic
 from protocols.mqtt.codec import Reader, read_varint
 from protocols.mqtt.decoding import check_flags, decode_connect_rest, decode_packet, decode_version
-from protocols.mqtt.framing import SMALLEST, FrameBuffer
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
@@ -31,6 +30,7 @@ except ImportError:  # not built, or switched off: `gateway.native` reports it
     from protocols.mqtt.usual import take_usual
 
 GRACE: Final = 1.5  # multiple of the keep alive [MQTT-3.1.2-22]
+SMALLEST: Final = 2  # bytes of a packet: the first byte and a remaining length of 0
 PINGRESP: Final = b"\xd0\x00"
 
 
@@ -38,8 +38,8 @@ class Receiver(Sender):
     """The receiving half of a connection; enforces `LEGAL` and what CONNACK announced."""
 
     __slots__ = (
-        "_aliases", "_announced", "_draining", "_flags", "_frames", "_grace", "_limits", "_max_in", "_method", "_now",
-        "_received_at", "_turn",
+        "_aliases", "_announced", "_draining", "_flags", "_grace", "_limits", "_max_in", "_method", "_needed", "_now",
+        "_received_at", "_turn", "_waiting",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:
@@ -50,7 +50,8 @@ class Receiver(Sender):
         self._turn = Turn.NONE
         self._max_in = limits.max_connect_bytes
         self._flags = publish_flags()
-        self._frames = FrameBuffer()
+        self._waiting = bytearray()  # received bytes that are not parsed yet
+        self._needed = 0  # number of bytes that complete the first packet in `_waiting`
         self._aliases: dict[int, str] = {}
         self._now = 0.0
         self._received_at = 0.0
@@ -60,7 +61,12 @@ class Receiver(Sender):
     @property
     def unparsed(self) -> bytes:
         """Received bytes that are not parsed yet: an incomplete packet, or packets sent ahead of CONNACK."""
-        return self._frames.waiting
+        return bytes(self._waiting)
+
+    def _take_waiting(self) -> bytes:
+        data = bytes(self._waiting)
+        self._waiting.clear()
+        return data
 
     def _parse(self, buffer: bytes, found: list[Any]) -> None:
         """Parse complete packets; buffer the rest."""
@@ -78,7 +84,6 @@ class Receiver(Sender):
                 self._packet(buffer[position], buffer, start, end, found)
                 position = end
                 if self.state is State.CONNECTING:
-                    needed = 0
                     break
                 if self._draining or self.state is State.CLOSED:
                     return
@@ -88,7 +93,8 @@ class Receiver(Sender):
         if position:
             self._received_at = self._now
         if position < size:
-            self._frames.keep(buffer[position:] if position else buffer, needed)
+            self._waiting += buffer[position:] if position else buffer
+            self._needed = needed
 
     def _frame(self, buffer: bytes, position: int) -> tuple[int, int]:
         """Check a packet's header, before the packet is complete, and return where its body starts and ends.
@@ -152,7 +158,7 @@ class Receiver(Sender):
                 found.append(packet)
                 if self.state is OPEN:
                     self._draining = True
-                    self._frames.clear()
+                    self._waiting.clear()
                 else:
                     self._close()
             case packets.Auth():
@@ -250,7 +256,7 @@ class Receiver(Sender):
 
     def _close(self) -> None:
         self.state = State.CLOSED
-        self._frames.clear()
+        self._waiting.clear()
 
 
 _ANSWERS: Final = frozenset(

@@ -14,8 +14,8 @@ from protocols.errors import UsageError
 from protocols.mqtt import packets
 from protocols.mqtt.aliases import TopicAliases
 from protocols.mqtt.codec import decode_varint, encode_varint
-from protocols.mqtt.encoding import PreparedPublish, encode_packet
-from protocols.mqtt.packets import Packet, Version
+from protocols.mqtt.encoding import PreparedPublish, ServerPacket, encode_packet
+from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import REASON_CODES, RETURN_CODES, PacketType, ReasonCode
 from protocols.mqtt.states import LARGEST_PACKET, UNLIMITED, Awaits, State
@@ -271,14 +271,13 @@ class Sender:
 
     # writing packets
 
-    def _queue(self, packet: Packet) -> None:
+    def _queue(self, packet: ServerPacket) -> None:
         """Queue a packet; omit reason string and user properties if it is too large with them."""
         assert self.version is not None
         data = encode_packet(packet, self.version)
         if len(data) > self._max_out:
-            properties = getattr(packet, "properties", None)
-            if properties:
-                slim = msgspec.structs.replace(properties, reason_string=None, user_properties=())
+            if packet.properties is not None:
+                slim = msgspec.structs.replace(packet.properties, reason_string=None, user_properties=())
                 data = encode_packet(msgspec.structs.replace(packet, properties=slim), self.version)
             if len(data) > self._max_out:
                 return  # must not be sent at all [MQTT-3.1.2-24]

@@ -7,7 +7,7 @@ values become bytes.
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -15,7 +15,11 @@ from protocols.rest.errors import RestError, invalid, unprocessable
 from protocols.rest.media import Format
 
 NULL: Final = msgspec.Raw(b"null")
-_PATH = " - at `"
+_PATH: Final = " - at `"
+Body = TypeVar("Body")
+Entry = TypeVar("Entry")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class HeaderField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -51,12 +55,20 @@ class TextRecord(RecordFields, frozen=True, gc=False, kw_only=True, forbid_unkno
     key: str | None = None
 
 
-class _JsonBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    records: list[JsonRecord] | msgspec.UnsetType = msgspec.UNSET
+class PlainRecord(msgspec.Struct, Generic[Key, Value], frozen=True, gc=False, forbid_unknown_fields=True):
+    """A record with only a key and a value, as nearly all are. msgspec decodes these."""
+
+    value: Value
+    key: Key | None = None
 
 
-class _TextBody(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    records: list[TextRecord] | msgspec.UnsetType = msgspec.UNSET
+PlainJson = PlainRecord[str, msgspec.Raw]
+PlainText = PlainRecord[str, str | None]
+PlainBinary = PlainRecord[bytes, bytes | None]
+
+
+class _Body(msgspec.Struct, Generic[Entry], gc=False, forbid_unknown_fields=True):
+    records: list[Entry] | msgspec.UnsetType = msgspec.UNSET
 
 
 def integer(number: float, where: str) -> int:
@@ -68,11 +80,43 @@ def integer(number: float, where: str) -> int:
     raise invalid(f"Expected `int | null`, got `float` - at `{where}`")
 
 
-_JSON = msgspec.json.Decoder(_JsonBody)
-_TEXT = msgspec.json.Decoder(_TextBody)
-_LINE = msgspec.json.Decoder(JsonRecord)
-Body = TypeVar("Body")
-AnyRecord = TypeVar("AnyRecord", JsonRecord, TextRecord)
+_JSON: Final = msgspec.json.Decoder(_Body[JsonRecord])
+_TEXT: Final = msgspec.json.Decoder(_Body[TextRecord])
+LINE: Final = msgspec.json.Decoder(JsonRecord)
+PLAIN_LINE: Final = msgspec.json.Decoder(PlainJson)
+PLAIN_JSON: Final = msgspec.json.Decoder(_Body[PlainJson])
+PLAIN_TEXT: Final = msgspec.json.Decoder(_Body[PlainText])
+PLAIN_BINARY: Final = msgspec.json.Decoder(_Body[PlainBinary])
+_UNDECODABLE: Final = (RestError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def decode_plain(decoder: msgspec.json.Decoder[_Body[Entry]], body: bytes, limit: int) -> list[Entry] | None:
+    """Decode a body whose records are all plain, with `PLAIN_JSON`, `PLAIN_TEXT` or `PLAIN_BINARY`.
+
+    JSON values are without insignificant space. None means any other body, also one that is not valid.
+
+    Raises:
+        RestError: 413 or 422, as `decode_json`.
+    """
+    try:
+        check_utf8(body)
+        records = decoder.decode(msgspec.json.format(body, indent=-1) if spaces(body) else body).records
+    except _UNDECODABLE:
+        return None
+    return _checked(records, limit)
+
+
+def decode_lines(decoder: msgspec.json.Decoder[Entry], lines: bytes) -> list[Entry] | None:
+    """Decode complete lines, each a record in the json format, with `LINE`, or with `PLAIN_LINE` if all are plain.
+
+    None means that a line is blank or not such a record.
+    """
+    try:
+        check_utf8(lines)
+        records = decoder.decode_lines(lines)
+    except _UNDECODABLE:
+        return None
+    return records if len(records) == lines.count(b"\n") + (not lines.endswith(b"\n")) else None
 
 
 def decode_json(body: bytes, limit: int) -> list[JsonRecord]:
@@ -86,26 +130,10 @@ def decode_json(body: bytes, limit: int) -> list[JsonRecord]:
     return _checked(decode(_JSON, body).records, limit)
 
 
-def decode_lines(lines: bytes) -> list[JsonRecord]:
-    """Decode complete lines, each a record in the json format.
-
-    Raises:
-        RestError: 400 if a line is blank or not a record.
-    """
-    check_utf8(lines)
-    try:
-        records = _LINE.decode_lines(lines)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RestError(400, "Validation error on: a line is not a record") from error
-    if len(records) != lines.count(b"\n") + (not lines.endswith(b"\n")):
-        raise RestError(400, "Validation error on: a line is blank, or a record spans several lines")
-    return records
-
-
 def decode_line(line: bytes) -> JsonRecord:
     """Decode one record in the json format; RestError 400 with the place in `validation_errors`."""
     check_utf8(line)
-    return decode(_LINE, line)
+    return decode(LINE, line)
 
 
 def decode_text(body: bytes, limit: int, embedded: Format) -> list[TextRecord]:
@@ -136,6 +164,11 @@ def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
         raise RestError(400, "Validation error on: the body is nested too deeply") from error
 
 
+def spaces(text: bytes) -> int:
+    """Return the number of bytes that may be insignificant space in JSON."""
+    return len(text) - len(text.translate(None, b" \t\r\n"))
+
+
 def check_utf8(body: bytes) -> None:
     """Raise RestError 400 for a body that is not UTF-8 (RFC 8259 section 8.1)."""
     if not body.isascii():
@@ -145,7 +178,7 @@ def check_utf8(body: bytes) -> None:
             raise _not_utf8(error) from error
 
 
-def _checked(records: list[AnyRecord] | msgspec.UnsetType, limit: int) -> list[AnyRecord]:
+def _checked(records: list[Entry] | msgspec.UnsetType, limit: int) -> list[Entry]:
     if isinstance(records, msgspec.UnsetType):
         raise unprocessable("The body has no list of records")
     if len(records) > limit:

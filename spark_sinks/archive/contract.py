@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING, Final
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
@@ -12,6 +13,8 @@ from spark_sinks.spec.parts import Maintain
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_Opened = TypeVar("_Opened")
+"""The library's own type of a table."""
 MARK: Final = "_trivium.json"
 """A file with the same id in a checkpoint and its archive. A new checkpoint numbers batches from 0 again, so its
 batches would be mistaken for batches that the archive already has."""
@@ -31,23 +34,6 @@ def another_checkpoint(archive: str) -> ArchiveError:
     )
 
 
-def not_begun(archive: str, kind: str) -> ArchiveError:
-    """Return the error for a table that does not exist yet."""
-    return ArchiveError(f"{archive}: there is no {kind} table")
-
-
-def deleted_beside(archive: str) -> ArchiveError:
-    """Return the error for rows that are deleted by a list in another file."""
-    return ArchiveError(
-        f"{archive}: another engine has deleted rows without rewriting their files: have it compact the table first"
-    )
-
-
-def overtaken(archive: str, error: Exception) -> ArchiveError:
-    """Return the error for a commit that lost against concurrent writers in every attempt."""
-    return ArchiveError(f"{archive}: concurrent writers changed the table, try again: {error}")
-
-
 class Maintained(msgspec.Struct, kw_only=True):
     """The work done on an archive, in numbers of files or rows."""
 
@@ -62,6 +48,88 @@ class Maintained(msgspec.Struct, kw_only=True):
 def first_kept(settings: Maintain, now: datetime.datetime) -> datetime.date | None:
     """Return the earliest `date` to keep; None if all records are kept."""
     return None if settings.keep_days is None else now.date() - datetime.timedelta(days=settings.keep_days)
+
+
+class Table(ABC, Generic[_Opened]):
+    """A table that commits a batch's rows together with the batch's number, and the single job that writes it.
+
+    Args:
+        name: the table's name, directory or URL; the first batch creates it.
+        archive: the id of the job's checkpoint; empty if it is only read or maintained.
+
+    Raises:
+        ArchiveError: the table belongs to another checkpoint.
+    """
+
+    FORMAT: ClassVar[str]
+    CONFLICT: ClassVar[type[Exception]]
+    """The library's error for a commit that lost against concurrent writers in every attempt."""
+
+    def __init__(self, name: str, archive: str) -> None:
+        self._name = name
+        self._archive = archive
+        if archive:
+            self.newest()
+
+    def newest(self) -> int | None:
+        """Return the newest batch in the table; None if there is none. ArchiveError if the table is another's."""
+        table = self._opened()
+        return None if table is None else self._newest(table)
+
+    @abstractmethod
+    def append(self, rows: pa.Table, number: int) -> None:
+        """Add a batch, unless the table already has it, completely or not at all.
+
+        Raises:
+            ArchiveError: a column has another type in the table.
+            Exception: `CONFLICT`; no row was added.
+        """
+
+    def files(self) -> list[str]:
+        """Return the data files of the newest version.
+
+        Raises:
+            ArchiveError: there is no table, or another engine has deleted rows without rewriting its files.
+        """
+        found = self._files(self._existing())
+        if found is None:
+            raise ArchiveError(
+                f"{self._name}: another engine has deleted rows without rewriting their files: have it compact the "
+                "table first"
+            )
+        return found
+
+    def maintain(self, settings: Maintain, now: datetime.datetime) -> Maintained:
+        """Merge small files, delete old rows and the files that no version needs; safe while others write the table.
+
+        Raises:
+            ArchiveError: there is no table, or it lost against concurrent writers.
+        """
+        table = self._existing()
+        try:
+            return self._maintain(table, settings, now)
+        except self.CONFLICT as error:
+            raise ArchiveError(f"{self._name}: concurrent writers changed the table, try again: {error}") from error
+
+    def _existing(self) -> _Opened:
+        table = self._opened()
+        if table is None:
+            raise ArchiveError(f"{self._name}: there is no {self.FORMAT} table")
+        return table
+
+    @abstractmethod
+    def _opened(self) -> _Opened | None:
+        """Return the table as it is now; None if there is none."""
+
+    @abstractmethod
+    def _newest(self, table: _Opened) -> int | None: ...
+
+    @abstractmethod
+    def _files(self, table: _Opened) -> list[str] | None:
+        """Return its data files; None if rows are deleted by a list in another file."""
+
+    @abstractmethod
+    def _maintain(self, table: _Opened, settings: Maintain, now: datetime.datetime) -> Maintained: ...
 
 
 def nullable(rows: pa.Table) -> pa.Table:

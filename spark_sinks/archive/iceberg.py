@@ -38,12 +38,10 @@ from spark_sinks.archive.contract import (
     Maintained,
     another_checkpoint,
     check_columns,
-    deleted_beside,
     first_kept,
-    not_begun,
     nullable,
-    overtaken,
 )
+from spark_sinks.archive.contract import Table as ArchiveTable
 from spark_sinks.spec.parts import Maintain
 
 ARCHIVE: Final = "trivium.archive"
@@ -54,30 +52,28 @@ SMALL: Final = 0.75  # share of the wanted size; larger files are not merged
 RETRIES: Final = "commit.retry.num-retries"
 
 
-class IcebergArchive:
-    """A table and the single job that writes it."""
+class IcebergArchive(ArchiveTable[Table]):
+    """An Iceberg table.
+
+    Args:
+        name: the table's name with its namespace.
+        archive: see `ArchiveTable`.
+        catalog: the catalog's name in pyiceberg's configuration.
+        options: more catalog properties.
+    """
+
+    FORMAT = "Iceberg"
+    CONFLICT = CommitFailedException
 
     def __init__(self, name: str, archive: str, catalog: str, options: Mapping[str, str]) -> None:
-        """Check that the table belongs to this checkpoint.
-
-        Args:
-            name: the table's name with its namespace; the first batch creates the table.
-            archive: the id of the job's checkpoint.
-            catalog: the catalog's name in pyiceberg's configuration.
-            options: more catalog properties.
-
-        Raises:
-            ArchiveError: the table belongs to another checkpoint.
-        """
-        self._name = name
-        self._archive = archive
         self._catalog = load_catalog(catalog, **options)
-        self.newest()
+        super().__init__(name, archive)
 
-    def newest(self) -> int | None:
-        """Return the newest batch in the table; None if there is none. ArchiveError if the table is another's."""
-        table = _opened(self._catalog, self._name)
-        return None if table is None else self._newest(table)
+    def _opened(self) -> Table | None:
+        try:
+            return self._catalog.load_table(self._name)
+        except NoSuchTableError:
+            return None
 
     def _newest(self, table: Table) -> int | None:
         owner, newest = table.properties.get(ARCHIVE), table.properties.get(BATCH)
@@ -86,14 +82,9 @@ class IcebergArchive:
         return None if owner is None or newest is None else int(newest)
 
     def append(self, rows: pa.Table, number: int) -> None:
-        """Add a batch, unless the table already has it.
-
-        Raises:
-            ArchiveError: a column has another type in the table.
-            CommitFailedException: every attempt conflicted with other writers; no row was added.
-        """
+        """See `ArchiveTable`."""
         rows = nullable(rows)
-        table = _opened(self._catalog, self._name) or _made(self._catalog, self._name, rows.schema)
+        table = self._opened() or _made(self._catalog, self._name, rows.schema)
         check_columns(self._name, table.schema().as_arrow(), rows.schema)
         if set(rows.column_names) - set(table.schema().column_names):
             with table.update_schema() as wider:
@@ -116,12 +107,22 @@ class IcebergArchive:
 
         _commit(table, change)
 
+    def _files(self, table: Table) -> list[str] | None:
+        tasks = list(table.scan().plan_files())
+        return None if any(task.delete_files for task in tasks) else [task.file.file_path for task in tasks]
 
-def _opened(catalog: Catalog, name: str) -> Table | None:
-    try:
-        return catalog.load_table(name)
-    except NoSuchTableError:
-        return None
+    def _maintain(self, table: Table, settings: Maintain, now: datetime.datetime) -> Maintained:
+        done = Maintained()
+        if (first := first_kept(settings, now)) is not None:
+            done.expired = _forget(table, first)
+        for files in _bins(table, settings.file_mb << 20):
+            _merge(table, files, done)
+        before = now - datetime.timedelta(milliseconds=settings.unused.ms)
+        table.refresh()
+        _commit(table, lambda transaction: _expire(transaction, before))
+        done.unused, left = _clear_away(table, before)
+        done.left += left
+        return done
 
 
 def _made(catalog: Catalog, name: str, schema: pa.Schema) -> Table:
@@ -161,52 +162,6 @@ def _commit(table: Table, change: Callable[[Transaction], bool]) -> None:
                 raise
             time.sleep(RETRY_S * random.uniform(0.5, 1.5) * min(attempt, 10))  # noqa: S311 - no secret
             table.refresh()
-
-
-def files(name: str, catalog: str, options: Mapping[str, str]) -> list[str]:
-    """Return the data files of the newest snapshot, which have all columns.
-
-    Raises:
-        ArchiveError: there is no table, or another engine has deleted rows without rewriting its files.
-    """
-    table = _opened(load_catalog(catalog, **options), name)
-    if table is None:
-        raise not_begun(name, "Iceberg")
-    tasks = list(table.scan().plan_files())
-    if any(task.delete_files for task in tasks):
-        raise deleted_beside(name)
-    return [task.file.file_path for task in tasks]
-
-
-def maintain(
-    name: str, catalog: str, options: Mapping[str, str], settings: Maintain, now: datetime.datetime
-) -> Maintained:
-    """Merge small files, delete old rows and the files that no snapshot needs; safe while others write the table.
-
-    Raises:
-        ArchiveError: there is no table, or every attempt conflicted with other writers.
-    """
-    table = _opened(load_catalog(catalog, **options), name)
-    if table is None:
-        raise not_begun(name, "Iceberg")
-    try:
-        return _maintain(table, settings, now)
-    except CommitFailedException as error:
-        raise overtaken(name, error) from error
-
-
-def _maintain(table: Table, settings: Maintain, now: datetime.datetime) -> Maintained:
-    done = Maintained()
-    if (first := first_kept(settings, now)) is not None:
-        done.expired = _forget(table, first)
-    for files in _bins(table, settings.file_mb << 20):
-        _merge(table, files, done)
-    before = now - datetime.timedelta(milliseconds=settings.unused.ms)
-    table.refresh()
-    _commit(table, lambda transaction: _expire(transaction, before))
-    done.unused, left = _clear_away(table, before)
-    done.left += left
-    return done
 
 
 def _forget(table: Table, first: datetime.date) -> int:

@@ -6,6 +6,7 @@ import datetime
 from pathlib import Path
 
 from spark_sinks.archive.contract import ArchiveError, Maintained
+from spark_sinks.archive.lake import table_of
 from spark_sinks.decoders.needs import of_lake
 from spark_sinks.spec.jobs import Archive
 
@@ -20,16 +21,9 @@ def maintain(job: Archive) -> Maintained:
     now = datetime.datetime.now(datetime.UTC)
     if (lack := next(of_lake(sink.format, upkeep=True), None)) is not None:
         raise ArchiveError(lack)
-    # Each needs packages of the extra `lake`.
-    if sink.format == "delta":
-        from spark_sinks.archive import delta  # noqa: PLC0415
-
-        return delta.maintain(sink.archive, sink.options, settings, now)
-    if sink.format == "iceberg":
-        from spark_sinks.archive import iceberg  # noqa: PLC0415
-
-        return iceberg.maintain(sink.archive, sink.catalog, sink.options, settings, now)
-    from spark_sinks.archive import segments  # noqa: PLC0415
+    if sink.format != "parquet":
+        return table_of(sink).maintain(settings, now)
+    from spark_sinks.archive import segments  # noqa: PLC0415 - needs pyarrow, of the extra `lake`
 
     if "://" in sink.archive and not sink.archive.startswith("file://"):
         raise ArchiveError(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sinks.job import Flow, JobKind, JobOptions, duration
-from spark_sinks.reject_scanner import Rejects
-from spark_sinks.sinks import kafka_sink
+from spark_sinks.job import SHORTEST_BEHIND_S, Flow, JobKind, JobOptions, duration
 from spark_sinks.spec.jobs import NAMED
 from spark_sinks.transforms import maximum as transforms
 from spark_sinks.transforms import results
@@ -69,50 +67,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def flow(spark: SparkSession, options: Options) -> Flow:
-    """Write each sensor's maximum over a sliding window to one topic, malformed and late readings to another."""
-    window, slide, watermark, ahead = (
-        interval(ms) for ms in (options.window_ms, options.slide_ms, options.watermark_ms, options.ahead_ms)
-    )
-    checkpoint = f"{options.checkpoint}/{NAME}"
+class MaxTemperature(Flow):
+    """Each sensor's maximum over a sliding window, to one topic; malformed and late readings to another."""
 
-    def start(trigger: Trigger) -> StreamingQuery:
-        source = options.stream(spark, [options.source], trigger, headers=False)
-        made = transforms.maxima(results.good(transforms.parsed(source, ahead)), window, slide, watermark)
-        return kafka_sink(
-            results.json_records(made, ["sensor"], final=options.emit == FINAL),
-            options.target,
-            name=NAME,
-            connection=options.connection,
-            checkpoint=checkpoint,
-            trigger=trigger,
-            output_mode="append" if options.emit == FINAL else "update",
+    options: Options
+
+    def __init__(self, spark: SparkSession, options: Options) -> None:
+        super().__init__(spark, options, name=NAME, topics=[options.source], rejects_topic=options.dead_letter)
+
+    @property
+    def behind_s(self) -> float:
+        """See `Flow`."""
+        return min(SHORTEST_BEHIND_S, self.options.watermark_ms / 2_000)
+
+    def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
+        """See `Flow`."""
+        options = self.options
+        parsed = transforms.parsed(source, interval(options.ahead_ms))
+        return transforms.rejected(parsed, options.window_ms, options.slide_ms, watermark_ms)
+
+    def start(self, trigger: Trigger) -> StreamingQuery:
+        """See `Flow`."""
+        options = self.options
+        window, slide, watermark, ahead = (
+            interval(ms) for ms in (options.window_ms, options.slide_ms, options.watermark_ms, options.ahead_ms)
         )
-
-    def rejects(records: DataFrame, watermark_ms: Column) -> DataFrame:
-        return transforms.rejected(transforms.parsed(records, ahead), options.window_ms, options.slide_ms, watermark_ms)
-
-    return Flow(
-        name=NAME,
-        topics=[options.source],
-        checkpoint=checkpoint,
-        trigger=Trigger(options.trigger, options.interval_ms),
-        start=start,
-        rejects=Rejects(options.dead_letter, rejects, options.max_offsets_per_trigger),
-        behind_s=min(5.0, options.watermark_ms / 2000),
-    )
+        parsed = transforms.parsed(self.stream(trigger, headers=False), ahead)
+        made = transforms.maxima(results.good(parsed), window, slide, watermark)
+        final = options.emit == FINAL
+        return self.to_kafka(results.json_records(made, ["sensor"], final=final), options.target, trigger, final=final)
 
 
-def slots(options: Options, partitions: Mapping[str, int], shuffle: int) -> int:
-    """Return how many tasks run at once: both stages of the maximum, and one that scans for dead letters."""
-    return partitions[options.source] + shuffle + 1
-
-
-JOB = JobKind(
-    name=NAME,
-    summary=NAMED[NAME],
-    options=Options,
-    add_arguments=add_arguments,
-    flow=flow,
-    slots=slots,
-)
+JOB = JobKind(NAME, NAMED[NAME], Options, add_arguments, MaxTemperature)

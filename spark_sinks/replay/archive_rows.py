@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_sinks.archive.contract import ArchiveError
+from spark_sinks.archive.lake import table_of
 from spark_sinks.records import of_partition
 from spark_sinks.replay.items import Item, Place
 from spark_sinks.replay.sources import Slice, SourceError
@@ -57,29 +58,18 @@ def selected(spark: SparkSession, source: ArchiveSource, positions: Mapping[Plac
 
 def _rows(spark: SparkSession, source: ArchiveSource) -> DataFrame:
     """Return all rows in the archive at present."""
-    names = {} if source.format == "iceberg" else {"basePath": _of_hadoop(source.archive)}
+    base = {} if source.format == "iceberg" else {"basePath": _of_hadoop(source.archive)}
     try:
-        reader = spark.read.options(**names)
-        files = [_of_hadoop(file) for file in _files(source)]
+        reader = spark.read.options(**base)
+        # The files of a table's newest version are listed by its own library.
+        names = [source.archive] if source.format == "parquet" else table_of(source).files()
+        files = [_of_hadoop(name) for name in names]
         found = reader.parquet(*files).schema
         # Spark would read a directory topic=007 as a number.
         typed = [StructField(field.name, StringType()) if field.name == "topic" else field for field in found.fields]
         return reader.schema(StructType(typed)).parquet(*files)
     except (AnalysisException, ArchiveError) as error:
         raise SourceError(f"{source.archive}: not an archive: {str(error).splitlines()[0]}") from error
-
-
-def _files(source: ArchiveSource) -> list[str]:
-    """Return the files that Spark is to read; for a table, its own library lists those of the newest version."""
-    if source.format == "delta":
-        from spark_sinks.archive import delta  # noqa: PLC0415 - of the extra `lake`
-
-        return delta.files(source.archive, source.options)
-    if source.format == "iceberg":
-        from spark_sinks.archive import iceberg  # noqa: PLC0415 - as above
-
-        return iceberg.files(source.archive, source.catalog, source.options)
-    return [source.archive]
 
 
 def _of_hadoop(name: str) -> str:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from gateway.embedded.cluster import Cluster, new_cluster
 from tests.support import hung
+from tools.cluster import Cluster, new_cluster
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 
 async def test_a_killed_broker_restarts_on_sighup(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
-    argv = ["-m", "gateway.embedded.cluster", "--directory", str(tmp_path / "data"), "--ready-file", str(ready)]
+    argv = ["-m", "tools.cluster", "--directory", str(tmp_path / "data"), "--ready-file", str(ready)]
     process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=asyncio.subprocess.PIPE)
 
     def facts() -> dict[str, Any]:

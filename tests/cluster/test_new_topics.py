@@ -8,9 +8,9 @@ import uuid
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from gateway.embedded.cluster import Cluster
 from tests.support.publisher_kit import open_kit
 from tests.support.topics import until_led
+from tools.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 TOPICS = 40

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from gateway.embedded.cluster import Cluster
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
+from tools.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 

@@ -14,13 +14,13 @@ from proton import Message
 from proton.utils import BlockingConnection
 
 from gateway.config import Config, KafkaConfig
-from gateway.embedded.cluster import Cluster
 from gateway.kafka.cluster.doctor import examine
 from protocols.mqtt import packets
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.topics import until_led
 from tests.support.waiting import wait_until
+from tools.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 NOT_ACCEPTED = 0x83

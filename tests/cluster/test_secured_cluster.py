@@ -13,10 +13,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.config import KafkaConfig
-from gateway.embedded.cluster import Cluster, new_cluster
-from gateway.embedded.secured import USER
 from gateway.kafka.driver.client_settings import consumer_settings
-from gateway.kafka.driver.fetch_sessions import use_sessions
 from gateway.kafka.driver.kafka_consumer import log_consumer, poll
 from gateway.kafka.driver.lifecycle import open_consumer
 from gateway.spawn import Tasks
@@ -24,6 +21,8 @@ from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.secured import allow_gateway, secured_of
 from tests.support.topics import produce, until_led
+from tools.cluster import Cluster, new_cluster
+from tools.secured import USER
 
 pytestmark = pytest.mark.cluster
 
@@ -59,11 +58,10 @@ async def test_records_are_fetched_from_the_replica_in_the_same_rack(secured: Cl
     """Both of the gateway's fetchers read a partition from a follower that is nearer than its leader."""
     topic = await new_topic(secured, f"rack-{sessions}")
     tasks = Tasks(lambda _: None)
-    consumer = log_consumer(consumer_settings(config_of(secured, rack="rack-2"), "tail"))
+    settings = consumer_settings(config_of(secured, rack="rack-2"), "tail")
+    consumer = log_consumer(settings, on_missing=(lambda: None) if sessions else None)
     places = [TopicPartition(topic, number) for number in range(6)]
     async with open_consumer(consumer, tasks.spawn):
-        if sessions:
-            await use_sessions(consumer, lambda: None)
         consumer.assign(places)
         for place in places:
             consumer.seek(place, 0)

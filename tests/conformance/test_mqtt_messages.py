@@ -11,11 +11,11 @@ from protocols.connection import ConnectionFailed
 from protocols.errors import UsageError
 from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 from tests.protocols.mqtt.client import CONNECTS, ended_by, failed, new, opened, say, send_publish
 from tests.protocols.mqtt.wire import wire
+from tests.support.mqtt_packets import encode_packet
 
 BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
 WINDOW_OF_2 = "10 * s'MQTT' 05 02 000a v 21 0002 ; s'me'"

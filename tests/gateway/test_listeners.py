@@ -18,12 +18,12 @@ import trustme
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from protocols.mqtt import packets
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 from tests.support.amqp_frames import Frames, WireClient
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.mqtt_packets import encode_packet
 from tests.support.waiting import wait_until
 
 SERVERS, DEVICES = trustme.CA(), trustme.CA()

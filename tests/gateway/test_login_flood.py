@@ -13,12 +13,12 @@ from proton.utils import BlockingConnection
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from protocols.mqtt.decoding import decode_packet
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Connack, Connect, Version
 from protocols.mqtt.reasons import ReasonCode
 from tests.support.amqp import TIMEOUT
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.mqtt_packets import encode_packet
 from tests.support.waiting import wait_until
 
 STRANGER = "127.0.0.2"

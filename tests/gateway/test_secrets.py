@@ -19,10 +19,10 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.config import ConfigError, load
 from gateway.secret import Redactor, SecretUrl, secrets_in
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Connect, Version
 from tests.support.amqp_frames import Frames
 from tests.support.gateway import GatewayProcess
+from tests.support.mqtt_packets import encode_packet
 from tests.support.waiting import wait_until
 
 CANARY = "ca/nary+7"

@@ -20,11 +20,11 @@ import trustme
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from protocols.mqtt import packets
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Version
 from tests.support.amqp_frames import Frames, WireClient
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.mqtt_packets import encode_packet
 from tests.support.waiting import wait_until
 
 HAPROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")

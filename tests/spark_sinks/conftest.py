@@ -21,8 +21,9 @@ from gateway.embedded.jars import cache_directory, ensure_jars
 from gateway.embedded.java import find_java
 from spark_sinks import runner
 from spark_sinks.declared import Options as Declared
-from spark_sinks.declared import kind_of
-from spark_sinks.job import JobOptions, known_jobs
+from spark_sinks.declared import flow
+from spark_sinks.jobs.max_temperature import MaxTemperature
+from spark_sinks.jobs.max_temperature import Options as MaxTemperatureOptions
 from spark_sinks.process import end_jvm
 from spark_sinks.progress import Examined, Progress, Totals
 from spark_sinks.session import session
@@ -46,7 +47,7 @@ def spark_jars() -> list[Path]:
 @pytest.fixture(scope="session")
 def archive(spark_jars: list[Path]) -> Path:
     """The archive of Spark's classes that `make setup` creates; another checkout may have replaced it."""
-    subprocess.run([sys.executable, "-m", "gateway.embedded.class_recording"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "tools.class_recording"], cwd=ROOT, check=True)
     return archive_path("spark", find_java(), spark_jars, cache_directory())
 
 
@@ -83,21 +84,19 @@ def two_parts(spark: SparkSession) -> Iterator[None]:
 class RunningJob:
     """A job running in its own thread."""
 
-    def __init__(self, spark: SparkSession, options: JobOptions) -> None:
+    def __init__(self, spark: SparkSession, options: Declared | MaxTemperatureOptions) -> None:
         self.progress: list[Progress] = []
         self.examined: list[Examined] = []
-        self._events: SimpleQueue[Progress | None] = SimpleQueue()
+        self._events: SimpleQueue[runner.Event] = SimpleQueue()
         self._ready = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._ended = loop.run_in_executor(
             None,
             lambda: runner.run(
-                spark,
-                kind_of(options.file) if isinstance(options, Declared) else known_jobs()["max-temperature"],
-                options,
+                flow(spark, options) if isinstance(options, Declared) else MaxTemperature(spark, options),
                 report=lambda item: (self.progress if isinstance(item, Progress) else self.examined).append(item),
                 ready=lambda: loop.call_soon_threadsafe(self._ready.set),
-                stop_asked=self._events,
+                events=self._events,
             ),
         )
 
@@ -115,7 +114,7 @@ class RunningJob:
                     await self._ended
                 await asyncio.sleep(0.05)
 
-    async def stop(self) -> dict[str, Totals]:
+    async def stop(self) -> Totals:
         self._events.put(None)
         return await self._ended
 
@@ -127,7 +126,7 @@ StartJob = Callable[..., Awaitable[RunningJob]]
 async def run_job(spark: SparkSession) -> AsyncIterator[StartJob]:
     started: list[RunningJob] = []
 
-    async def start(options: JobOptions) -> RunningJob:
+    async def start(options: Declared | MaxTemperatureOptions) -> RunningJob:
         job = RunningJob(spark, options)
         started.append(job)
         await job.wait_ready()

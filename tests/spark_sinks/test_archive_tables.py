@@ -14,7 +14,6 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from spark_sinks.archive import delta, iceberg
 from spark_sinks.archive.contract import ArchiveError, Maintained
 from spark_sinks.archive.delta import DeltaArchive
 from spark_sinks.archive.iceberg import IcebergArchive
@@ -74,7 +73,7 @@ class Delta(Lake):
         return pa.table(DeltaTable(self.directory / "lake").to_pyarrow_table())
 
     def maintain(self, settings: Maintain, now: datetime.datetime = NOW) -> Maintained:
-        return delta.maintain(str(self.directory / "lake"), {}, settings, now)
+        return DeltaArchive(str(self.directory / "lake"), "", {}).maintain(settings, now)
 
 
 class Iceberg(Lake):
@@ -91,7 +90,7 @@ class Iceberg(Lake):
         return load_catalog("test", **self._options).load_table("plant.sensors").scan().to_arrow()
 
     def maintain(self, settings: Maintain, now: datetime.datetime = NOW) -> Maintained:
-        return iceberg.maintain("plant.sensors", "test", self._options, settings, now)
+        return IcebergArchive("plant.sensors", "", "test", self._options).maintain(settings, now)
 
 
 FORMATS = {"Delta": Delta, "Iceberg": Iceberg}

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_sinks.archive import delta, iceberg
 from spark_sinks.archive.delta import DeltaArchive
 from spark_sinks.archive.iceberg import IcebergArchive
 from spark_sinks.job_file import read
@@ -69,7 +68,9 @@ def parquet(directory: Path) -> str:
 def table_of_delta(directory: Path) -> str:
     for number in range(3):
         DeltaArchive(str(directory / "lake"), "ours", {}).append(batch(number), number)
-    assert delta.maintain(str(directory / "lake"), {}, Maintain(), NOW).merged, "files that the table has no more"
+    assert DeltaArchive(str(directory / "lake"), "", {}).maintain(Maintain(), NOW).merged, (
+        "files that the table has no more"
+    )
     return f'archive = "{directory}/lake", format = "delta"'
 
 
@@ -77,7 +78,7 @@ def table_of_iceberg(directory: Path) -> str:
     options = {"type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"file://{directory}/lake"}
     for number in range(3):
         IcebergArchive("plant.sensors", "ours", "test", options).append(batch(number), number)
-    assert iceberg.maintain("plant.sensors", "test", options, Maintain(), NOW).merged, "as above"
+    assert IcebergArchive("plant.sensors", "", "test", options).maintain(Maintain(), NOW).merged, "as above"
     told = ", ".join(f'{name} = "{value}"' for name, value in options.items())
     return f'archive = "plant.sensors", format = "iceberg", catalog = "test", options = {{ {told} }}'
 

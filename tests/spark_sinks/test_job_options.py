@@ -96,7 +96,7 @@ class Options(JobOptions, frozen=True, kw_only=True):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--said", required=True, help="topic of what is said")
 
-JOB = JobKind("echo", "says it again", Options, add_arguments, lambda spark, options: None, lambda *_: 1)
+JOB = JobKind("echo", "says it again", Options, add_arguments, lambda spark, options: None)
 """
 
 

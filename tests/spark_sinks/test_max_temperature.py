@@ -22,8 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sinks import runner
 from spark_sinks.checkpoint import Checkpoint
-from spark_sinks.job import known_jobs
-from spark_sinks.jobs.max_temperature import Options, flow
+from spark_sinks.jobs.max_temperature import MaxTemperature, Options
 from spark_sinks.progress import Progress, offsets_sum
 from spark_sinks.sources import Broker
 from spark_sinks.triggers import CATCH_UP, CATCHING_UP, REAL_TIME, Trigger
@@ -108,8 +107,8 @@ async def test_nothing_is_lost_across_a_restart(
     await job.wait_for(lambda done: any(processed(p, options.source) == 140 for p in done))
     second = await job.stop()
     assert as_model(newest(records)) == expected
-    assert first["max-temperature"].late_rows == second["max-temperature"].late_rows == 0
-    assert 60 <= second["max-temperature"].rows <= 100  # it does not start from the beginning
+    assert first.late_rows == second.late_rows == 0
+    assert 60 <= second.rows <= 100  # it does not start from the beginning
 
 
 async def test_malformed_and_late_readings_are_dead_lettered(
@@ -133,8 +132,8 @@ async def test_malformed_and_late_readings_are_dead_lettered(
     totals = await job.stop()
 
     assert {value["maximum"] for value in newest(records).values()} == {200.0, 210.0}
-    assert (totals["max-temperature"].late_readings, totals["max-temperature"].malformed) == (2, 2)
-    assert 5 <= totals["max-temperature"].late_rows <= 10  # (sensor, window) pairs, merged per partition and batch
+    assert (totals.late_readings, totals.malformed) == (2, 2)
+    assert 5 <= totals.late_rows <= 10  # (sensor, window) pairs, merged per partition and batch
     reasons = {}
     for letter in letters:
         headers = dict(letter.headers)
@@ -227,7 +226,7 @@ async def test_a_backlog_is_caught_up_in_bounded_batches_before_real_time(
     expected = model(readings.all, slide_ms=5_000)
     await read_until(options.target, lambda records: as_model(newest(records)) == expected)
     totals = await job.stop()
-    assert (totals["max-temperature"].late_rows, totals["max-temperature"].late_readings) == (0, 0)
+    assert (totals.late_rows, totals.late_readings) == (0, 0)
 
 
 async def test_the_next_run_reports_late_readings_of_a_killed_run(
@@ -241,7 +240,7 @@ async def test_the_next_run_reports_late_readings_of_a_killed_run(
 ) -> None:
     readings = Readings(producer, options.source)
     await readings.send_one("oven", 200.0, readings.time)
-    found = flow(spark, options)
+    found = MaxTemperature(spark, options)
     query = found.start(Trigger())  # only the query; nothing observes its batches
     await wait_until(lambda: watermark(query) > 0, 60)
     await readings.send_one("oven", 999.0, readings.time - 90_000)
@@ -255,7 +254,7 @@ async def test_the_next_run_reports_late_readings_of_a_killed_run(
     assert sorted(dict(letter.headers)["error"][:4] for letter in letters) == [b"late", b"the "]
     await job.wait_for(lambda _: sum(found.late for found in job.examined) == 1)
     totals = await job.stop()
-    assert (totals["max-temperature"].late_readings, totals["max-temperature"].malformed) == (1, 1)
+    assert (totals.late_readings, totals.malformed) == (1, 1)
     again = await run_job(options)
     await readings.send_one("oven", 999.0, readings.time - 90_000)
     await read_until(options.dead_letter, lambda records: len(records) == 3)
@@ -270,7 +269,7 @@ async def test_an_old_checkpoint_says_why_it_cannot_change_to_real_time(
     await Readings(producer, options.source).send(1)
     spark.conf.set(version, "1")
     try:
-        query = flow(spark, options).start(CATCH_UP)
+        query = MaxTemperature(spark, options).start(CATCH_UP)
         assert await asyncio.to_thread(query.awaitTermination, 60)
     finally:
         spark.conf.set(version, "2")
@@ -317,9 +316,10 @@ def test_an_unresponsive_kafka_is_reported(spark: SparkSession) -> None:
 async def test_missing_topics_are_named_and_a_stop_ends_the_waiting(spark: SparkSession, options: Options) -> None:
     options = msgspec.structs.replace(options, target="not-there", dead_letter=f"{options.source}-dlq")
     said: list[str] = []
-    stop: SimpleQueue[Progress | None] = SimpleQueue()
-    kind = known_jobs()["max-temperature"]
-    waiting = asyncio.create_task(asyncio.to_thread(runner.wait_for_topics, spark, kind, options, said.append, stop))
+    stop: SimpleQueue[runner.Event] = SimpleQueue()
+    waiting = asyncio.create_task(
+        asyncio.to_thread(runner.wait_for_topics, MaxTemperature(spark, options), said.append, stop)
+    )
     # On a busy machine Kafka may answer late; then the message that Kafka does not answer comes first.
     await wait_until(lambda: bool(said) and not said[-1].startswith("waiting for Kafka"), 60)
     stop.put(None)
@@ -332,8 +332,7 @@ async def test_a_slow_kafka_is_given_more_time_each_time(
     spark: SparkSession, options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "FIRST_ANSWER_S", 0.001)  # shorter than any response, like 3 s on a busy machine
-    kind = known_jobs()["max-temperature"]
     said: list[str] = []
-    waiting = asyncio.to_thread(runner.wait_for_topics, spark, kind, options, said.append, SimpleQueue())
+    waiting = asyncio.to_thread(runner.wait_for_topics, MaxTemperature(spark, options), said.append, SimpleQueue())
     assert await asyncio.wait_for(waiting, 60)
     assert said == [f"waiting for Kafka: {options.bootstrap_servers} does not answer"] * len(said)

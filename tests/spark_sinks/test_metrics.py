@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from spark_sinks.figures import Figures, figures
-from spark_sinks.metrics import JobMetrics, QueryMetrics, lag
+from spark_sinks.metrics import JobMetrics, lag
 from spark_sinks.output import Screen
 from spark_sinks.progress import Examined, Progress, Totals
 from spark_sinks.spec.values import Listen
@@ -44,24 +44,23 @@ def told(metrics: JobMetrics) -> Figures:
 
 
 def test_metrics_are_labelled_by_query_and_never_by_run_id() -> None:
-    metrics = JobMetrics("hall", restarts=3)
-    query = metrics.of("maxima")
-    query.reads("micro-batch", {}, ENDS, counts_rejects=True)
+    metrics = JobMetrics("maxima", restarts=3)
+    metrics.reads("micro-batch", {}, ENDS, counts_rejects=True)
     first = told(metrics)
     assert (first.rows, first.lag, first.batch, first.last_batch, first.dead_letters) == (0, None, None, None, 0)
     assert BATCH.end is not None
-    query.finished(BATCH)
-    query.finished(msgspec.structs.replace(BATCH, batch=8))
-    query.reads("real-time", BATCH.end, ENDS, counts_rejects=True)
-    query.examined(Examined(query="hall", batch=8, rows=120, malformed=1, late=4, duration_ms=5))
+    metrics.finished(BATCH)
+    metrics.finished(msgspec.structs.replace(BATCH, batch=8))
+    metrics.reads("real-time", BATCH.end, ENDS, counts_rejects=True)
+    metrics.examined(Examined(query="hall", batch=8, rows=120, malformed=1, late=4, duration_ms=5))
     now = told(metrics)
-    assert (now.job, now.query, now.trigger, now.restarts) == ("hall", "maxima", "real-time", 3)
+    assert (now.job, now.query, now.trigger, now.restarts) == ("maxima", "maxima", "real-time", 3)
     assert (now.rows, now.lag, now.batch, now.batch_s, now.late, now.malformed) == (120, 9, 8, 0.25, 4, 1)
     assert (now.dead_letters, now.state_rows, now.state_bytes) == (5, 40, 4_096)
     text = metrics.render().decode()
     assert RUN not in text
-    assert 'trivium_spark_lag{job="hall",partition="2",query="maxima",topic="sensors"} 4.0' in text
-    assert 'trivium_spark_position{job="hall",partition="0",query="maxima",topic="sensors"} 30.0' in text
+    assert 'trivium_spark_lag{job="maxima",partition="2",query="maxima",topic="sensors"} 4.0' in text
+    assert 'trivium_spark_position{job="maxima",partition="0",query="maxima",topic="sensors"} 30.0' in text
     assert "trivium_spark_late_rows_total" in text
     page = {name for name in documented() if name.startswith("trivium_spark_")}
     named = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
@@ -70,7 +69,8 @@ def test_metrics_are_labelled_by_query_and_never_by_run_id() -> None:
 
 def test_a_rate_covers_the_last_minute_or_a_longer_batch() -> None:
     clock = Clock()
-    query = QueryMetrics(clock=clock)
+    query = JobMetrics("hall", clock=clock)
+    query.reads("micro-batch", {}, {}, counts_rejects=False)
     clock.now += 30
     query.finished(BATCH)
     assert query.statistics().rows_per_second == pytest.approx(60 / 30)
@@ -85,11 +85,11 @@ def test_a_rate_covers_the_last_minute_or_a_longer_batch() -> None:
 
 def test_dead_letters_are_reported_only_by_queries_that_count_them() -> None:
     metrics = JobMetrics("archive")
-    metrics.of("archive").reads("micro-batch", {}, {}, counts_rejects=False)
+    metrics.reads("micro-batch", {}, {}, counts_rejects=False)
     assert told(metrics).dead_letters is None
     metrics = JobMetrics("alarms")
-    metrics.of("alarms").finished(msgspec.structs.replace(BATCH, dead_letters=2))
-    metrics.of("alarms").finished(msgspec.structs.replace(BATCH, dead_letters=3))
+    metrics.finished(msgspec.structs.replace(BATCH, dead_letters=2))
+    metrics.finished(msgspec.structs.replace(BATCH, dead_letters=3))
     assert (told(metrics).dead_letters, told(metrics).late) == (5, 0)
 
 
@@ -100,7 +100,7 @@ def test_lag_is_unknown_before_the_position_is() -> None:
 
 def test_only_the_metrics_are_served() -> None:
     metrics = JobMetrics("hall")
-    metrics.of("hall").finished(BATCH)
+    metrics.finished(BATCH)
     with metrics.serve(Listen("127.0.0.1:0")) as address:
         [found] = read(address)
         assert (found.job, found.rows) == ("hall", 60)
@@ -141,7 +141,7 @@ def test_addresses_of_ipv6_have_brackets() -> None:
 
 def test_on_a_terminal_the_metrics_are_a_table_with_lines_for_people_above_it() -> None:
     metrics = JobMetrics("hall")
-    metrics.of("hall").finished(BATCH)
+    metrics.finished(BATCH)
     main, terminal = os.openpty()
     termios.tcsetwinsize(terminal, (40, 120))
     screen = Screen("hall", metrics, terminal)

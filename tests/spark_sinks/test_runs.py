@@ -31,7 +31,7 @@ with contextlib.ExitStack() as stack:
         from spark_sinks.metrics import JobMetrics
         from spark_sinks.spec.values import Listen
         metrics = JobMetrics(name)
-        metrics.of(query).reads("micro-batch", {"a": {"0": 5}}, {"a": {"0": 1205}}, counts_rejects=True)
+        metrics.reads("micro-batch", {"a": {"0": 5}}, {"a": {"0": 1205}}, counts_rejects=True)
         address = stack.enter_context(metrics.serve(Listen("127.0.0.1:0")))
     registration = Registration(name, Path(file) if file else None, checkpoint)
     registration.begin(str(address))

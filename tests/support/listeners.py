@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 from gateway.config import Address, SecurityConfig
 from gateway.net.listener import Listener, Server
@@ -13,14 +13,14 @@ from gateway.net.strangers import Strangers
 from gateway.security.authentication import Authenticator
 from gateway.security.entrance import Entrance
 from gateway.settings.listeners import ListenerSettings
-from gateway.settings.values import LoginMethod
 
 LOCAL = Address("127.0.0.1:0")
 
 
 def entrance(authenticator: Authenticator, *logins: Any, name: str = "test") -> Entrance:
-    """Make an entrance that allows these logins, or all of the authenticator's if none are given."""
-    return Entrance(name, authenticator, logins or get_args(LoginMethod), lambda identity, _: identity)
+    """Make an entrance that allows these of the authenticator's logins, or all of them if none are given."""
+    configured = {*authenticator._config.logins, "certificate"}
+    return Entrance(name, authenticator, configured.intersection(logins or configured), lambda identity, _: identity)
 
 
 def one_listener(

@@ -12,9 +12,9 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from protocols.mqtt import packets
 from protocols.mqtt.decoding import decode_packet
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import NONE, Properties
+from tests.support.mqtt_packets import encode_packet
 from tests.support.waiting import wait_until
 
 T = TypeVar("T")

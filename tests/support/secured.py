@@ -11,14 +11,14 @@ from urllib.parse import unquote_plus
 import pytest
 from aiohttp import web
 
-from gateway.embedded.cluster import Cluster, new_cluster
-from gateway.embedded.secured import USER, Secured
 from gateway.kafka.cluster.rights import NEEDS, Resource
 from gateway.kafka.driver.acl_requests import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Acl, all_acls, read_acls
 from gateway.kafka.driver.admin_client import AdminClient
 from gateway.kafka.driver.wire import EncodedRequest
 from tests.support import hung
 from tests.support.waiting import wait_until
+from tools.cluster import Cluster, new_cluster
+from tools.secured import USER, Secured
 
 REAUTHENTICATE_MS = 4000
 """How long a SCRAM-SHA-256 login lasts on the tests' broker; the other password logins do not expire."""

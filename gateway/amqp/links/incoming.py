@@ -23,7 +23,7 @@ from gateway.flow import Window, shown
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from mapping.amqp.incoming import Destination, Unmappable
-from mapping.amqp.mapper import Mapper
+from mapping.amqp.mapper import to_record
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.amqp.links import Link
@@ -70,7 +70,7 @@ class Ingress(msgspec.Struct, frozen=True):
 class IncomingLink:
     """One link on which a peer sends."""
 
-    __slots__ = ("_ingress", "_peer", "allowed", "link", "mapper", "sender", "share", "window")
+    __slots__ = ("_ingress", "_peer", "allowed", "destination", "link", "sender", "share", "window")
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class IncomingLink:
         self._peer = peer
         self.allowed = allowed
         self.link = link  # the engine's
-        self.mapper = None if destination is None else Mapper(destination)
+        self.destination = destination  # of a relay, that of the last message, or None before the first
         self.sender = peer.sender(link)  # keeps the order of its messages in Kafka
         self.share = LinkShare(peer.budget, ingress.link_bytes)  # how many bytes may be unsettled, by the free budget
         least, limit = ingress.windows
@@ -98,8 +98,8 @@ class IncomingLink:
 
     @property
     def topic(self) -> str | None:
-        """The Kafka topic of its messages; of a relay, that of the last one, or None before the first."""
-        return None if self.mapper is None else self.mapper.destination.topic
+        """The Kafka topic of its destination."""
+        return None if self.destination is None else self.destination.topic
 
     def receive(self, deliveries: Sequence[Any], messages: Sequence[bytes], size: int, now_ms: int) -> None:
         """Submit received messages, of `size` bytes together, to the publisher, or refuse them."""
@@ -110,12 +110,12 @@ class IncomingLink:
         self, deliveries: Sequence[Any], messages: Sequence[bytes], now_ms: int, transaction: OpenTransaction | None
     ) -> None:
         """Submit messages whose arrival is counted to the publisher or to their transaction, or refuse them."""
-        assert self.mapper is not None
-        map_message, largest, allowed = self.mapper.record, self._ingress.largest_body, self.allowed
+        destination, largest, allowed = self.destination, self._ingress.largest_body, self.allowed
+        assert destination is not None
         submit, peer, sender = self._ingress.publisher.submit, self._peer, self.sender
         for delivery, data in zip(deliveries, messages, strict=True):
             try:
-                record = map_message(data, now_ms)
+                record = to_record(data, destination, now_ms)
             except Unmappable as unmappable:
                 self.refuse(delivery, unmappable.outcome, unmappable.reason, transaction=transaction)
                 continue

@@ -14,14 +14,13 @@ from gateway.amqp.links.peer import Peer
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Refused
 from mapping.amqp.addresses import AddressError, TargetAddress
-from mapping.amqp.incoming import Unmappable, recipient
-from mapping.amqp.mapper import Mapper
+from mapping.amqp.incoming import Destination, Unmappable, recipient
 from mapping.outcomes import Outcome
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED_ACCESS
 
-KNOWN_ADDRESSES: Final = 256  # cached mappers of one link; more addresses make it build mappers again
-KNOWN_CHARACTERS: Final = 256  # a mapper for a longer address, which may have a key of any length, is not cached
+KNOWN_ADDRESSES: Final = 256  # cached destinations of one link; more addresses make it build them again
+KNOWN_CHARACTERS: Final = 256  # the destination for a longer address, which may have a key of any length, is not cached
 _OUTCOMES: Final = {NOT_FOUND: Outcome.UNKNOWN_TOPIC, UNAUTHORIZED_ACCESS: Outcome.DENIED}
 
 
@@ -36,7 +35,7 @@ class _Message(NamedTuple):
 class RelayLink(IncomingLink):
     """One anonymous relay link.
 
-    `mapper` is that of the last message: while the gate of its topic's budget is shut, the link gets no credit.
+    `destination` is that of the last message: while the gate of its topic's budget is shut, the link gets no credit.
     """
 
     __slots__ = ("_known", "_waiting")
@@ -44,7 +43,7 @@ class RelayLink(IncomingLink):
     def __init__(self, ingress: Ingress, peer: Peer, link: Link, *, allowed: Allowed) -> None:
         """Prepare a link that is accepted next; `allowed` checks each message's topic and key."""
         super().__init__(ingress, peer, link, None, allowed=allowed)
-        self._known: dict[str, tuple[TopicInfo, Mapper]] = {}
+        self._known: dict[str, tuple[TopicInfo, Destination]] = {}
         self._waiting: dict[str, list[_Message]] = {}  # by topic
 
     def _take(
@@ -88,14 +87,14 @@ class RelayLink(IncomingLink):
 
     def _store(self, message: _Message, info: TopicInfo, now_ms: int) -> None:
         to, address, delivery, data, transaction = message
-        known, mapper = self._known.get(to, (None, None))
-        if mapper is None or known is not info:
-            mapper = Mapper(self._peer.destination(to, address, info))
+        known, destination = self._known.get(to, (None, None))
+        if destination is None or known is not info:
+            destination = self._peer.destination(to, address, info)
             if len(to) <= KNOWN_CHARACTERS:
                 if len(self._known) >= KNOWN_ADDRESSES:
                     self._known.clear()
-                self._known[to] = (info, mapper)
-        self.mapper = mapper
+                self._known[to] = (info, destination)
+        self.destination = destination
         if address.partition is not None and address.partition >= info.partitions:
             reason = f"{address.topic} has {info.partitions} partitions"
             self.refuse(delivery, Outcome.UNKNOWN_TOPIC, reason, transaction=transaction)

@@ -6,16 +6,15 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import aiokafka.errors as kafka_errors
 import msgspec
 from aiokafka import TopicPartition
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
-from aiokafka.protocol.admin import DeleteGroupsRequest
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
+from aiokafka.protocol.admin import AlterConfigsResponse_v0, DeleteGroupsRequest
+from aiokafka.protocol.types import Array, Boolean, Int8, Schema, String
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.cluster.error_verdicts import DENIALS
@@ -23,6 +22,7 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.admin_client import AdminClient
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.driver.lifecycle import OnDemand
+from gateway.kafka.driver.wire import FixedRequest
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 
@@ -77,27 +77,12 @@ class ConfigEntry(msgspec.Struct, frozen=True):
     sensitive: bool
 
 
-class _IncrementalAlterConfigsResponse(Response):  # type: ignore[misc]  # aiokafka has no types
+class _IncrementalAlterConfigs(FixedRequest):
+    """Changes single entries (KIP-339). aiokafka has only AlterConfigs, which resets every entry that is not named."""
+
     API_KEY = 44
     API_VERSION = 0
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "responses",
-            Array(
-                ("error_code", Int16),
-                ("error_message", String("utf-8")),
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-            ),
-        ),
-    )
-
-
-class _IncrementalAlterConfigsStruct(RequestStruct):  # type: ignore[misc]
-    API_KEY: ClassVar[int] = 44
-    API_VERSION: ClassVar[int] = 0
-    RESPONSE_TYPE = _IncrementalAlterConfigsResponse
+    RESPONSE_TYPE = AlterConfigsResponse_v0
     SCHEMA = Schema(
         (
             "resources",
@@ -114,25 +99,10 @@ class _IncrementalAlterConfigsStruct(RequestStruct):  # type: ignore[misc]
     )
 
 
-class IncrementalAlterConfigs(Request[_IncrementalAlterConfigsStruct]):  # type: ignore[misc]
-    """Changes single entries (KIP-339). aiokafka has only AlterConfigs, which resets every entry that is not named."""
-
-    API_KEY = 44
-
-    def __init__(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """`changes` has new values by name; None resets to the default."""
-        self._topic = topic
-        self._entries = [(name, _DELETE if value is None else _SET, value) for name, value in changes.items()]
-
-    def build(self, request_struct_class: type[_IncrementalAlterConfigsStruct]) -> _IncrementalAlterConfigsStruct:
-        """See `Request`."""
-        return request_struct_class([(int(ConfigResourceType.TOPIC), self._topic, self._entries)], False)
-
-
 def _request(
-    ask: Callable[Concatenate[ClusterAdmin, P], Awaitable[T]],
+    ask: Callable[Concatenate[ClusterAdmin, AdminClient, P], Awaitable[T]],
 ) -> Callable[Concatenate[ClusterAdmin, P], Coroutine[Any, Any, T]]:
-    """Decorate a request with a time limit and the translation of its errors.
+    """Decorate a request with the client, a time limit and the translation of its errors.
 
     It is repeated while a group has no coordinator: the first request for one makes Kafka create `__consumer_offsets`.
     """
@@ -143,7 +113,7 @@ def _request(
             async with asyncio.timeout(TIMEOUT_S):
                 while True:
                     try:
-                        return await ask(admin, *arguments, **options)
+                        return await ask(admin, await admin._client.get(), *arguments, **options)
                     except _MOVING:
                         await asyncio.sleep(RETRY_S)
         except DENIALS as error:
@@ -169,42 +139,37 @@ class ClusterAdmin:
         await self._client.stop()
 
     @_request
-    async def cluster(self) -> dict[str, Any]:
+    async def cluster(self, client: AdminClient) -> dict[str, Any]:
         """Return Kafka's description of its cluster: `cluster_id`, `controller_id`, `brokers`."""
-        client = await self._client.get()
         described: dict[str, Any] = await client.describe_cluster()
         return described
 
     @_request
-    async def groups(self) -> list[str]:
+    async def groups(self, client: AdminClient) -> list[str]:
         """Return the names of all groups, sorted."""
-        client = await self._client.get()
         return sorted(name for name, *_ in await client.list_consumer_groups())
 
     @_request
-    async def group(self, name: str) -> GroupView:
+    async def group(self, client: AdminClient, name: str) -> GroupView:
         """Describe a group. The state of an unknown group is `DEAD`, unlike that of one with commits and no members."""
-        client = await self._client.get()
         (response,) = await client.describe_consumer_groups([name])
         code, _, state, protocol_type, protocol, members, *_ = response.groups[0]
         _check(code, f"group {name}")
         return GroupView(state, protocol_type, protocol, tuple(_member(*member[:5]) for member in members))
 
     @_request
-    async def committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+    async def committed(self, client: AdminClient, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return a group's committed offsets; none when the group does not exist."""
-        client = await self._client.get()
         found = await client.list_consumer_group_offsets(group)
         return {partition: place for partition, place in found.items() if place.offset >= 0}
 
     @_request
-    async def delete_group(self, group: str, topic: str) -> bool:
+    async def delete_group(self, client: AdminClient, group: str, topic: str) -> bool:
         """Delete a group that has committed offsets in `topic` and in no other topic.
 
         Returns:
             False when the group is kept: it has members, or reads other topics too.
         """
-        client = await self._client.get()
         coordinator = await client.find_coordinator(group)
         offsets = await client.list_consumer_group_offsets(group, coordinator)
         if {partition.topic for partition in offsets} - {topic}:
@@ -220,16 +185,14 @@ class ClusterAdmin:
         return True
 
     @_request
-    async def topic(self, name: str) -> dict[str, Any]:
+    async def topic(self, client: AdminClient, name: str) -> dict[str, Any]:
         """Return aiokafka's description of a topic, with its replicas: `error_code`, `partitions`."""
-        client = await self._client.get()
         (described,) = await client.describe_topics([name])
         return dict(described)
 
     @_request
-    async def configs(self, topic: str) -> list[ConfigEntry]:
+    async def configs(self, client: AdminClient, topic: str) -> list[ConfigEntry]:
         """Return a topic's configuration, sorted by name. Raises Refused (UNKNOWN_TOPIC) if there is no such topic."""
-        client = await self._client.get()
         (response,) = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
         ((code, _, _, _, entries),) = response.resources
         _check(code, f"topic {topic}")
@@ -242,21 +205,21 @@ class ClusterAdmin:
         )
 
     @_request
-    async def alter(self, topic: str, changes: Mapping[str, str | None]) -> None:
+    async def alter(self, client: AdminClient, topic: str, changes: Mapping[str, str | None]) -> None:
         """Change a topic's configuration, all entries or none; None resets an entry to the default.
 
         Raises:
             Refused: UNFIT (unknown entry or illegal value), UNKNOWN_TOPIC, DENIED, BUSY.
         """
-        client = await self._client.get()
-        response = await client.request(IncrementalAlterConfigs(topic, changes))
-        ((code, message, _, _),) = response.responses
+        entries = [(name, _DELETE if value is None else _SET, value) for name, value in changes.items()]
+        resources = [(int(ConfigResourceType.TOPIC), topic, entries)]
+        response = await client.request(_IncrementalAlterConfigs(resources, False))
+        ((code, message, _, _),) = response.resources
         _check(code, message or f"topic {topic}")
 
     @_request
-    async def delete_topic(self, topic: str) -> None:
+    async def delete_topic(self, client: AdminClient, topic: str) -> None:
         """Delete a topic with its records. Raises Refused (UNKNOWN_TOPIC) when there is no such topic."""
-        client = await self._client.get()
         response = await client.delete_topics([topic])
         ((_, code),) = response.topic_error_codes
         _check(code, f"topic {topic}")

@@ -18,10 +18,10 @@ from gateway.kafka.cluster.rights import NEEDS, Resource, lacking
 from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.cluster.topic_safety import ROUND, SAFE_COPIES, describe_topics, topics_to_check, why_unsafe
 from gateway.kafka.contracts import Refused
+from gateway.kafka.driver import wire
 from gateway.kafka.driver.acl_requests import AclsUnknown, all_acls, read_acls
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.driver.login import logins
-from gateway.kafka.driver.rights_requests import Quorum, Rights, controller_time_ms
 from gateway.spawn import Tasks
 
 CONNECT_S: Final = 15.0
@@ -32,7 +32,7 @@ SHOWN: Final = 20  # topics listed by name
 MS: Final = 1_000_000  # nanoseconds
 REQUESTS: Final = (
     ("Fetch 11 (Kafka 2.4)", 1, 11),
-    ("Metadata 8 (2.3)", 3, 8),
+    ("Metadata 9 (2.4)", 3, 9),
     ("CreateTopics 4 (2.4)", 19, 4),
     ("IncrementalAlterConfigs (2.3)", 44, 0),
 )
@@ -132,7 +132,7 @@ async def _clock(queries: TopicQueries, found: Callable[[Finding], None]) -> Non
     """Compare the clock of the cluster's controller with ours."""
     before, theirs = time.time_ns() // MS, None
     with contextlib.suppress(Refused):
-        theirs = controller_time_ms(await queries.request(Quorum()))
+        theirs = await queries.request(wire.controller_time_request())
     after = time.time_ns() // MS
     if theirs is None:
         found(Finding(None, "clock: Kafka does not report its time (needs Kafka 3.3 and Describe on the cluster)"))
@@ -179,13 +179,13 @@ async def _rights(
     for kind, names in ((Resource.OWN_TOPICS, own), (Resource.CLIENT_TOPICS, theirs)):
         allowed[kind] = []
         for at in range(0, max(1, len(names)), ROUND):
-            answer = await queries.request(Rights(names[at : at + ROUND]))
+            answer = await queries.request(wire.rights_request(names[at : at + ROUND]))
             allowed[kind] += [
-                (name, 0 if code == DENIED else operations)
-                for code, name, _, _, operations in answer.topics
-                if code in {0, DENIED}
+                (name, 0 if topic.error == DENIED else topic.operations)
+                for name, topic in answer.topics.items()
+                if topic.error in {0, DENIED}
             ]
-            allowed[Resource.CLUSTER] = [("", answer.cluster_operations)]
+            allowed[Resource.CLUSTER] = [("", answer.operations)]
     for need in NEEDS:
         words = ", ".join(map(str, need.operations))
         if need.resource not in allowed:

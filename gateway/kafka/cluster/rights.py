@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
+from gateway.kafka.driver.wire import NOT_REPORTED
 from mapping.record import INTERNAL_TOPIC_PREFIX
 
 
@@ -70,8 +71,6 @@ NEEDS: Final = (
     Need(Resource.TRANSACTIONS, (DESCRIBE, WRITE), "AMQP transactions are refused"),
 )
 """Kafka reports the authorized operations of topics and the cluster, but not of groups and transactional ids."""
-
-NOT_REPORTED: Final = -(2**31)
 
 
 def lacking(need: Need, operations: int) -> tuple[Operation, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Final
@@ -18,11 +19,11 @@ import msgspec
 from aiokafka import errors
 
 from gateway.config import KafkaConfig
-from gateway.failures import failures
+from gateway.failures import Repeats, failures
 from gateway.kafka.cluster.topic_queries import TopicQueries, refused_by
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
-from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, CreateTopics
+from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, create_topics_request
 from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
@@ -106,7 +107,7 @@ class Creation:
         self._partitions = 0  # by the last count
         self._uncounted: dict[str, tuple[int, float]] = {}  # topics created since: number of partitions, and when
         self._counts = Statistics()
-        self._warned: set[str] = set()
+        self._warned = Repeats(math.inf, config.max_topics)  # once each
 
     def count(self, metadata: wire.Metadata, asked: float) -> None:
         """Count the topics in the answer to a request that was sent at the time `asked`."""
@@ -265,7 +266,7 @@ class Creation:
         """Send the CreateTopics request, and wait until all partitions have leaders."""
         config = self._config
         default = BROKERS_DEFAULT if config.topic_replication is None else config.topic_replication
-        request = CreateTopics(
+        request = create_topics_request(
             [
                 (
                     one.name,
@@ -310,10 +311,7 @@ class Creation:
             self._warn_once(name, text, name, why)
 
     def _warn_once(self, what: str, text: str, *arguments: str) -> None:
-        if what not in self._warned:
-            if len(self._warned) >= self._config.max_topics:
-                self._warned.clear()
-            self._warned.add(what)
+        if self._warned.suppressed(what) is not None:
             log.warning(text, *arguments)
 
     async def _wait_for_leaders(self, names: set[str]) -> dict[str, wire.Topic | Refused]:

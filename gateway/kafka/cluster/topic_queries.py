@@ -58,46 +58,23 @@ class SilenceLimit:
             TimeoutError: no answer for `silence_s`, or `limit_s` have passed.
         """
         async with asyncio.timeout(None) as scope:
-            wait = _Wait(self._left, self._clock() + limit_s, self._clock(), scope)
-            wait.look()
+            timers: list[asyncio.TimerHandle] = []
+            started = self._clock()
+            self._look(scope, started, started + limit_s, timers)
             try:
                 yield
             finally:
-                wait.end()
+                for timer in timers:
+                    timer.cancel()  # leaves no reference cycle
 
-    def _left(self, started: float, end: float) -> float:
-        """Return the seconds left to a wait since `started`, if Kafka stays silent; it ends at `end` at the latest."""
-        return min(max(started, self._last_answer) + self._silence_s, end) - self._clock()
-
-
-class _Wait:
-    """Ends a timeout scope when its time is over, which Kafka's answers extend. Leaves no reference cycle."""
-
-    __slots__ = ("_end", "_left", "_scope", "_started", "_timer")
-
-    def __init__(
-        self, left: Callable[[float, float], float], end: float, started: float, scope: asyncio.Timeout
-    ) -> None:
-        self._left = left
-        self._end = end
-        self._started = started
-        self._scope: asyncio.Timeout | None = scope
-        self._timer: asyncio.TimerHandle | None = None
-
-    def look(self) -> None:
-        if self._scope is None:
-            return
+    def _look(self, scope: asyncio.Timeout, started: float, end: float, timers: list[asyncio.TimerHandle]) -> None:
+        """End a wait when its time is over, which answers extend, but not beyond `end`; else look again later."""
+        left = min(max(started, self._last_answer) + self._silence_s, end) - self._clock()
         loop = asyncio.get_running_loop()
-        left = self._left(self._started, self._end)
         if left > 0:
-            self._timer = loop.call_later(left, self.look)
+            timers[:] = [loop.call_later(left, self._look, scope, started, end, timers)]
         else:
-            self._scope.reschedule(loop.time())
-
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._scope = None
+            scope.reschedule(loop.time())
 
 
 T = TypeVar("T")

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
-from gateway.kafka.cluster.missing_topics import MissingTopics
 from gateway.kafka.cluster.topic_creation import Creation, PartitionCapacity, Wanted, any_capacity
 from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo, info_of
 from gateway.kafka.cluster.topic_queries import SharedRequest, TopicQueries
 from gateway.kafka.cluster.topic_safety import TopicSafety
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.outage import outage
+from gateway.recent import Recent
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
@@ -30,6 +30,10 @@ HEARTBEAT_S: Final = 5.0
 """Longest interval between two requests to Kafka."""
 REACHABLE_S: Final = 15.0
 """Kafka counts as reachable for this long after its last answer: two heartbeats and a slow answer."""
+UNKNOWN_FOR_S: Final = 5.0
+"""How long a lookup of a name that cannot be used is answered from memory: a flood of one name costs one request."""
+UNKNOWN_KEPT: Final = 10_000
+"""How many such names are kept."""
 
 Changed = Callable[[frozenset[str], frozenset[str]], None]
 """Called with the client-visible topics that appeared and those that disappeared."""
@@ -37,6 +41,14 @@ Updated = Callable[[TopicInfo], None]
 """Called with a looked-up topic whose partitions, leaders or configuration have changed."""
 Gone = Callable[[str, Outcome], None]
 """Called with a looked-up topic that was deleted or is forbidden, and the outcome of its records."""
+
+
+class _Missing(NamedTuple):
+    """Why a name cannot be used, and until when that is kept. `absent`: no such topic; it may be created."""
+
+    until: float
+    refused: Refused
+    absent: bool
 
 
 class Topics:
@@ -73,7 +85,7 @@ class Topics:
         self._known: dict[str, TopicInfo] = {}
         self._internal: dict[str, InternalTopic] = {}
         self._hidden: set[str] = set()  # internal topics that clients cannot read
-        self._missing = MissingTopics(clock)
+        self._missing: Recent[str, _Missing] = Recent(UNKNOWN_KEPT)
         self._lookups: dict[str, asyncio.Task[TopicInfo | Refused]] = {}
         self._making: dict[str, tuple[str | None, asyncio.Task[TopicInfo | Refused]]] = {}
         self.names: frozenset[str] = frozenset()  # the topics that clients may see, by the last refresh
@@ -171,7 +183,7 @@ class Topics:
         if info is not None:
             return info
         may_create = internal or (create and self._create)
-        missing = self._missing.find(name)
+        missing = self._find_missing(name)
         if missing is None:
             lookup = self._lookups.get(name)
             if lookup is None:
@@ -179,7 +191,7 @@ class Topics:
             found = await self.queries.wait_for(asyncio.shield(lookup), bounded=bounded)
             if isinstance(found, TopicInfo):
                 return found
-            missing = self._missing.find(name)
+            missing = self._find_missing(name)
             if missing is None:
                 raise Refused(found.outcome, found.reason)
         if not missing.absent or not may_create:
@@ -187,6 +199,16 @@ class Topics:
         if not internal and not self._may_make(name):
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{missing.refused.reason}, and {_not_chosen(name)}")
         return await self._create_shared(name, principal, bounded=bounded)
+
+    def _find_missing(self, name: str) -> _Missing | None:
+        missing = self._missing.get(name)
+        if missing is not None and self._clock() >= missing.until:
+            del self._missing[name]
+            return None
+        return missing
+
+    def _add_missing(self, name: str, refused: Refused, *, absent: bool = False) -> None:
+        self._missing[name] = _Missing(self._clock() + UNKNOWN_FOR_S, refused, absent)
 
     async def _create_shared(self, name: str, principal: str | None, *, bounded: bool) -> TopicInfo:
         """Create a missing topic. Callers share the result, except for a refusal by another principal's limit."""
@@ -223,7 +245,7 @@ class Topics:
 
     def refuse(self, name: str, outcome: Outcome, reason: str) -> None:
         """Note that Kafka has refused writes to `name` for good; lookups are refused for some seconds."""
-        self._missing.add(name, Refused(outcome, reason))
+        self._add_missing(name, Refused(outcome, reason))
         self._forget(name, outcome)
 
     async def confirm(self, name: str) -> None:
@@ -264,7 +286,7 @@ class Topics:
             info = (await self.queries.configured([await asked]))[0]
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
-                self._missing.add(name, refused, absent=refused.outcome is absent)
+                self._add_missing(name, refused, absent=refused.outcome is absent)
             return refused
         except Exception as error:  # contained: callers may try again
             failures.report("topic", error, name)
@@ -274,7 +296,7 @@ class Topics:
 
     def _remember(self, info: TopicInfo) -> None:
         name = info.name
-        self._missing.remove(name)
+        self._missing.pop(name, None)
         self._known[name] = info
         self._found_at[name] = self._clock()
         if name not in self.names and name not in self._hidden:
@@ -321,7 +343,7 @@ class Topics:
             raise
         if not made.new:
             return False
-        self._missing.remove(name)
+        self._missing.pop(name, None)
         self._found_at[name] = self._clock()
         self._set_names(self.names | {name})
         return True

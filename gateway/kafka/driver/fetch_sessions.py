@@ -21,7 +21,7 @@ from aiokafka.protocol.fetch import FetchResponse_v11
 
 from gateway.failures import failures
 from gateway.kafka.driver import wire
-from gateway.kafka.driver.fetching import PacedFetcher, convert_arrivals
+from gateway.kafka.driver.fetching import PacedFetcher
 
 NO_SESSION: Final = 0
 """The session id in the answer of a broker that cannot cache another session; the next fetch is a full one."""
@@ -277,27 +277,8 @@ class SessionFetcher(PacedFetcher):
                     failures.guard("metadata", self._on_missing)
 
 
-async def use_sessions(consumer: AIOKafkaConsumer, on_missing: Callable[[], None]) -> SessionFetcher:
-    """Make a consumer that was just started use a `SessionFetcher`; see there for its conditions and `on_missing`."""
-    before, task = consumer._fetcher, asyncio.current_task()
-    assert task is not None
-    cancelled = task.cancelling()
-    await before.close()  # swallows a cancellation of this task
-    if task.cancelling() > cancelled:
-        raise asyncio.CancelledError
-    fetcher = consumer._fetcher = SessionFetcher(
-        consumer._client,
-        consumer._subscription,
-        fetch_min_bytes=before._fetch_min_bytes,
-        fetch_max_bytes=before._fetch_max_bytes,
-        fetch_max_wait_ms=before._fetch_max_wait_ms,
-        max_partition_fetch_bytes=before._max_partition_fetch_bytes,
-        check_crcs=before._check_crcs,
-        fetcher_timeout=before._fetcher_timeout,
-        auto_offset_reset="none",
-        client_rack=before._client_rack,
-        isolation_level="read_committed" if before._isolation_level == READ_COMMITTED else "read_uncommitted",
-        on_missing=on_missing,
-    )
-    convert_arrivals(consumer)
+def session_fetcher(consumer: AIOKafkaConsumer) -> SessionFetcher:
+    """Return the fetcher of a started consumer that was created to use sessions (`kafka_consumer.log_consumer`)."""
+    fetcher = consumer._fetcher
+    assert isinstance(fetcher, SessionFetcher)
     return fetcher

@@ -3,7 +3,6 @@
 aiokafka makes a `ConsumerRecord` of each record, by a generator, two methods and a dataclass: most of the cost of
 reading one. Here `Received` is made directly from the output of its compiled parser. Besides, aiokafka's generator is a
 reference cycle around the whole fetch, which only the garbage collector frees unless it is exhausted (ADR 0030).
-`private_parts` lists the private attributes used here.
 """
 
 from __future__ import annotations
@@ -117,8 +116,15 @@ def _leaderless(client: Any, partitions: Collection[TopicPartition]) -> set[Topi
 
 
 def use_paced_fetchers() -> None:
-    """Make all aiokafka consumers of this process use `PacedFetcher`; aiokafka has no parameter for it."""
-    aiokafka.consumer.consumer.Fetcher = PacedFetcher
+    """Make all aiokafka consumers of this process use `PacedFetcher`, or the fetcher that their client names.
+
+    aiokafka has no parameter for it.
+    """
+    aiokafka.consumer.consumer.Fetcher = _new_fetcher
+
+
+def _new_fetcher(client: Any, *arguments: Any, **settings: Any) -> Fetcher:
+    return getattr(client, "new_fetcher", PacedFetcher)(client, *arguments, **settings)
 
 
 async def fetch(
@@ -181,9 +187,8 @@ def _wake(fetcher: Fetcher) -> None:
 def convert_arrivals(consumer: AIOKafkaConsumer) -> None:
     """Make a started consumer return `Received` records, which are freed with their last reference."""
     fetcher = consumer._fetcher
-    if type(fetcher._records) is not _Arrivals:
-        fetched, fetcher._records = fetcher._records, _Arrivals()
-        fetcher._records.update(fetched)
+    fetched, fetcher._records = fetcher._records, _Arrivals()
+    fetcher._records.update(fetched)
 
 
 class _Arrivals(OrderedDict[TopicPartition, Any]):

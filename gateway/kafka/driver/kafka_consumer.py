@@ -1,6 +1,6 @@
 """Create, poll and close aiokafka consumers, and do what the library has no public method for.
 
-`lifecycle` starts and replaces the readers' consumers; `private_parts` lists the private attributes used here.
+`lifecycle` starts and replaces the readers' consumers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from gateway.failures import failures
+from gateway.kafka.driver.fetch_sessions import SessionFetcher
 from mapping.record import Received
 
 ISOLATION: Final = "read_committed"  # records of open or aborted transactions are not messages yet
@@ -65,13 +66,15 @@ def log_consumer(
     fetch_bytes: int = FETCH_BYTES,
     partition_bytes: int = PARTITION_FETCH_BYTES,
     isolation: str = ISOLATION,
+    on_missing: Callable[[], None] | None = None,
 ) -> AIOKafkaConsumer:
     """Create a consumer for a manual assignment, not started.
 
     A position out of range raises, so that the reader can handle it. The broker holds an empty fetch for `wait_ms`;
-    `fetch_bytes` limits a fetch from one broker, `partition_bytes` each partition in it.
+    `fetch_bytes` limits a fetch from one broker, `partition_bytes` each partition in it. With `on_missing` it uses
+    fetch sessions; see `SessionFetcher`.
     """
-    return AIOKafkaConsumer(
+    consumer = AIOKafkaConsumer(
         **kafka,
         group_id=None,
         isolation_level=isolation,
@@ -80,6 +83,9 @@ def log_consumer(
         max_partition_fetch_bytes=partition_bytes,
         fetch_max_bytes=fetch_bytes,
     )
+    if on_missing is not None:
+        consumer._client.new_fetcher = partial(SessionFetcher, on_missing=on_missing)
+    return consumer
 
 
 NO_POLL_LIMIT_MS: Final = 2**31 - 1

@@ -1,7 +1,4 @@
-"""Create and close aiokafka producers, and do what the library has no public method for.
-
-`private_parts` lists the private attributes used here.
-"""
+"""Create and close aiokafka producers, and do what the library has no public method for."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ import msgspec
 from aiokafka.abc import AbstractTokenProvider
 from cryptography import x509
 
+from gateway.failures import Repeats
 from gateway.kafka.driver.tokens import LoginError, Token, read_secret, token_source
 from gateway.settings.kafka import KafkaConfig
 from gateway.settings.values import ConfigError
@@ -63,7 +64,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
         self.problem: str | None = None
         self.tokens = self.token_failures = self.refused = self.renewed = self.reloads = self.failed_reloads = 0
         self.certificate_ends = 0.0
-        self._last_logged: tuple[str | None, float] = (None, 0.0)
+        self._logged = Repeats(LOG_INTERVAL_S)
         self._tls: ssl.SSLContext | None = None
         self._stamps: tuple[object, ...] = ()
         if config.security_protocol.endswith("SSL"):
@@ -124,7 +125,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
             if self._failed is not None and time.monotonic() < self._failed[1] + RETRY_S:
                 return
             try:
-                self._token = await self._tokens.fetch()
+                self._token = await self._tokens()
                 self._failed = None
                 self.tokens += 1
             except LoginError as error:
@@ -184,17 +185,14 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
         """Record and log that a login failed."""
         self.refused += 1
         self.problem = why
-        reason, when = self._last_logged
-        now = time.monotonic()
-        if reason != why or now - when >= LOG_INTERVAL_S:
-            self._last_logged = (why, now)
+        if self._logged.suppressed(why) is not None:
             log.error("cannot log in to Kafka: %s", why)
 
     def login_succeeded(self) -> None:
         """Record that a login succeeded."""
         if self.problem is not None:
             self.problem = None
-            self._last_logged = (None, 0.0)
+            self._logged = Repeats(LOG_INTERVAL_S)
             log.info("logging in to Kafka works again")
 
     def reload(self) -> None:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from gateway.failures import Repeats
+
 log = logging.getLogger(__name__)
 
 LOG_INTERVAL_S: Final = 60.0
@@ -21,7 +23,8 @@ class Outage:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds."""
         self._clock = clock
-        self._logged_at = self._noticed = float("-inf")
+        self._noticed = float("-inf")
+        self._logged = Repeats(LOG_INTERVAL_S, clock=clock)
         self._since = 0.0
         self._is_logged = False  # of this outage
         self._parts: set[str] = set()
@@ -34,8 +37,7 @@ class Outage:
             self._is_logged = False
         self._noticed = now
         self._parts.add(part)
-        if now - self._logged_at >= LOG_INTERVAL_S:
-            self._logged_at = now
+        if self._logged.suppressed() is not None:
             self._is_logged = True
             log.warning(
                 "Kafka has not answered for %.0f s (%s): %s", now - self._since, ", ".join(sorted(self._parts)), reason

@@ -10,9 +10,9 @@ import math
 import re
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 from urllib.parse import quote_plus
 
 import aiohttp
@@ -46,21 +46,18 @@ class Token(NamedTuple):
     fresh_until: float  # when the next token should be fetched, in seconds since the epoch
 
 
-class TokenSource(Protocol):
-    """Fetches tokens."""
-
-    async def fetch(self) -> Token:
-        """Return a new token. Raises LoginError."""
+TokenSource = Callable[[], Awaitable[Token]]
+"""Fetches a new token. Raises LoginError."""
 
 
 def token_source(config: KafkaOauthConfig) -> TokenSource:
     """Return the configured token source. Raises ConfigError when none is configured or it cannot be used."""
     if config.token_file is not None:
-        return FileTokens(config.token_file)
+        return _file_tokens(config.token_file)
     if config.token_url is not None:
-        return EndpointTokens(config)
+        return EndpointTokens(config).fetch
     if config.msk_region is not None:
-        return MskTokens(config.msk_region)
+        return _msk_tokens(config.msk_region)
     raise ConfigError('kafka.sasl_mechanism = "OAUTHBEARER" needs kafka.oauth.token_file, token_url or msk_region')
 
 
@@ -89,27 +86,26 @@ def expiry_of(token: str) -> float | None:
         return None
 
 
-class FileTokens:
-    """A file that another program keeps up to date; it is read for each connection."""
+def _file_tokens(path: Path) -> TokenSource:
+    """Return the source for a file that another program keeps up to date; it is read for each connection.
 
-    def __init__(self, path: Path) -> None:
-        """Raise ConfigError when the file has no token. An expired one may be replaced before it is needed."""
-        self._path = path
-        self._read()
+    Raises:
+        ConfigError: the file has no token. An expired one may be replaced before it is needed.
+    """
+    key = "kafka.oauth.token_file"
+    read_secret(key, path)
 
-    def _read(self) -> str:
-        return read_secret("kafka.oauth.token_file", self._path)
-
-    async def fetch(self) -> Token:
-        """Return the token in the file. Raises LoginError when there is none, or it has expired."""
+    async def fetch() -> Token:
         try:
-            value = self._read()
+            value = read_secret(key, path)
         except ConfigError as error:
             raise LoginError(str(error)) from None
         ends, now = expiry_of(value), time.time()
         if ends is not None and ends <= now:
-            raise LoginError(f"kafka.oauth.token_file: the token in {self._path} expired {now - ends:.0f} s ago")
+            raise LoginError(f"{key}: the token in {path} expired {now - ends:.0f} s ago")
         return Token(value, ends, fresh_until=0.0)
+
+    return fetch
 
 
 class EndpointTokens:
@@ -181,25 +177,25 @@ def _parse_answer(url: str, status: int, body: bytes, now: float) -> Token:
     return Token(value, ends, now + FRESH * (UNKNOWN_LIFE_S if ends is None else max(0.0, ends - now)))
 
 
-class MskTokens:
-    """Tokens for AWS MSK, valid for minutes, signed here with the credentials that AWS's library finds."""
+def _msk_tokens(region: str) -> TokenSource:
+    """Return the source for AWS MSK: tokens for minutes, signed here with the credentials that AWS's library finds.
 
-    def __init__(self, region: str) -> None:
-        """Raise ConfigError when AWS's signer is not installed. It is imported only here."""
-        self._region = region
-        try:
-            signer = importlib.import_module(MSK_MODULE)
-        except ImportError:
-            raise ConfigError(
-                "kafka.oauth.msk_region needs the package of the extra msk: pip install trivium[msk]"
-            ) from None
-        self._sign: Callable[[str], Any] = signer.generate_auth_token
+    Raises:
+        ConfigError: AWS's signer is not installed. It is imported only here.
+    """
+    try:
+        sign = importlib.import_module(MSK_MODULE).generate_auth_token
+    except ImportError:
+        raise ConfigError(
+            "kafka.oauth.msk_region needs the package of the extra msk: pip install trivium[msk]"
+        ) from None
 
-    async def fetch(self) -> Token:
-        """Sign a token, in a thread: the library may query the machine's metadata service. Raises LoginError."""
-        try:
-            value, ends_ms = await asyncio.wait_for(asyncio.to_thread(self._sign, self._region), FETCH_LIMIT_S)
+    async def fetch() -> Token:
+        try:  # in a thread: the library may query the machine's metadata service
+            value, ends_ms = await asyncio.wait_for(asyncio.to_thread(sign, region), FETCH_LIMIT_S)
         except Exception as error:  # AWS's library raises many kinds
             raise LoginError(f"no token for MSK: AWS's library says {type(error).__name__}") from None
         now, ends = time.time(), ends_ms / 1000
         return Token(value, ends, now + FRESH * (ends - now))
+
+    return fetch

@@ -1,13 +1,14 @@
-"""The Kafka requests that grow with the number of topics, each encoded and decoded in one pass.
+"""Kafka requests that grow with the number of topics or that aiokafka lacks, each encoded and decoded in one pass.
 
 aiokafka makes an object of every field: the metadata of 15,000 partitions cost 125 ms of the event loop and their
-offsets 85 ms, here 15 and 25. Each request has a fixed version, the oldest that suffices; brokers since Kafka 2.1 know
-all of them, except for the metadata with topic ids of brokers since 2.8. Older brokers' metadata are read by aiokafka.
+offsets 85 ms, here 15 and 25. Each request has a fixed version, the oldest that suffices. Brokers since Kafka 2.1 know
+those that the gateway cannot do without. Metadata have topic ids since 2.8; older brokers' are read by aiokafka.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from io import BytesIO
 from struct import Struct as Layout
 from typing import Any, Final, NamedTuple
@@ -25,6 +26,9 @@ EARLIEST: Final = -2
 NO_OFFSET: Final = -1
 """The offset in an answer when no record is as new as the requested time."""
 NO_LEADER: Final = -1
+QUORUM_TOPIC: Final = "__cluster_metadata"
+NOT_REPORTED: Final = -(2**31)
+"""The operations in an answer when they were not requested."""
 
 _READ_COMMITTED: Final = 1
 _INT16: Final = Layout(">h")
@@ -36,6 +40,8 @@ _FETCH_PARTITION: Final = Layout(
 )  # of Fetch: partition, leader's epoch, offset, start of a follower's log, most bytes
 _FETCH_HEAD: Final = Layout(">iiiibii")  # replica, wait, least, most bytes, isolation, session, epoch
 _PARTITION: Final = Layout(">hiii")  # of Metadata: error, partition, leader, leader's epoch
+_QUORUM: Final = Layout(">ihiiq")  # of DescribeQuorum: partition, error, leader, its epoch, high watermark
+_VOTER: Final = Layout(">iqqq")  # of DescribeQuorum: node, end of its log, times of its last fetch and last full fetch
 _NULL_LENGTH: Final = b"\0"
 _NO_TAGS: Final = b"\0"
 _NO_ID: Final = bytes(16)
@@ -49,35 +55,36 @@ class Topic(NamedTuple):
     leaders: tuple[int, ...]  # by partition, its leader's node, or `NO_LEADER`
     copies: int  # replication factor: the smallest of the partitions'; 0 without partitions
     id: bytes = b""  # differs after the topic was deleted and re-created (KIP-516); b"" from brokers without ids
+    operations: int = NOT_REPORTED  # with `rights_request`, what we may do: a bit for each of Kafka's operation codes
 
 
 class Metadata(NamedTuple):
-    """The answer to `metadata_request`."""
+    """The answer to `metadata_request` and `rights_request`."""
 
     brokers: list[tuple[int, str, int, str | None]]  # node, host, port, rack
     controller: int  # the controller's node
     topics: dict[str, Topic]  # by name; includes requested topics that do not exist, with their error
+    operations: int = NOT_REPORTED  # on the cluster, as those of a topic
 
 
-class _Answer:
-    """Gives aiokafka's connections the body of an answer as bytes."""
+class Answer:
+    """Lets aiokafka's connections decode an answer's body by a function."""
 
-    @staticmethod
-    def decode(frame: BytesIO) -> bytes:
-        return frame.read()
+    def __init__(self, read: Callable[[bytes], Any]) -> None:
+        self._read = read
+
+    def decode(self, frame: BytesIO) -> Any:
+        """Called by the connection."""
+        return self._read(frame.read())
 
 
-class EncodedRequest(RequestStruct):  # type: ignore[misc]  # aiokafka carries no types
-    """A request of one version whose body is encoded here; aiokafka's connections send it like one of its own."""
+class FixedRequest(RequestStruct):  # type: ignore[misc]  # aiokafka carries no types
+    """A request of one version; aiokafka's connections send it like one of its own."""
 
     API_KEY = -1
     API_VERSION = -1
-    RESPONSE_TYPE: Any = _Answer
+    RESPONSE_TYPE: Any = Answer(bytes)
     SCHEMA = Schema()
-
-    def __init__(self, body: bytes) -> None:
-        """`body` is the request without its header."""
-        self._body = body
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> RequestStruct:
         """See aiokafka's `Request`. Raises IncompatibleBrokerVersion."""
@@ -86,46 +93,93 @@ class EncodedRequest(RequestStruct):  # type: ignore[misc]  # aiokafka carries n
             raise IncompatibleBrokerVersion(f"the broker lacks version {self.API_VERSION} of request {self.API_KEY}")
         return self
 
+
+class EncodedRequest(FixedRequest):
+    """A request whose body is encoded here."""
+
+    def __init__(self, body: bytes) -> None:
+        """`body` is the request without its header."""
+        self._body = body
+
     def encode(self) -> bytes:
         """The body."""
         return self._body
 
 
-class _MetadataAnswer:
-    """Gives aiokafka's connections the answer as `Metadata`."""
-
-    @staticmethod
-    def decode(frame: BytesIO) -> Metadata:
-        return read_metadata(frame.read())
+class _ListOffsetsRequest(EncodedRequest):
+    API_KEY = 2
+    API_VERSION = 2
 
 
-class _OlderMetadataAnswer:
-    """Gives aiokafka's connections the answer of a broker before Kafka 2.8 as `Metadata`, without topic ids."""
+def read_metadata(data: bytes, *, ids: bool = True) -> Metadata:
+    """Decode the answer to `metadata_request` of a broker with topic ids, or to `rights_request`, without them."""
+    brokers: list[tuple[int, str, int, str | None]] = []
+    count, at = _read_length(data, 4)
+    for _ in range(count):
+        (node,) = _INT32.unpack_from(data, at)
+        host, at = _read_compact_text(data, at + 4)
+        (port,) = _INT32.unpack_from(data, at)
+        rack, at = _read_compact_text(data, at + 4)
+        brokers.append((node, host or "", port, rack))
+        at = _skip_tags(data, at)
+    _, at = _read_compact_text(data, at)  # the cluster's id
+    (controller,) = _INT32.unpack_from(data, at)
+    count, at = _read_length(data, at + 4)
+    topics: dict[str, Topic] = {}
+    for _ in range(count):
+        (error,) = _INT16.unpack_from(data, at)
+        name, at = _read_compact_text(data, at + 2)
+        topic_id = data[at : at + 16] if ids else b""
+        at += len(topic_id)
+        internal = bool(data[at])
+        partitions, at = _read_length(data, at + 1)
+        found: dict[int, int] = {}
+        copies: set[int] = set()
+        for _ in range(partitions):
+            _, number, leader, _ = _PARTITION.unpack_from(data, at)
+            replicas, at = _read_length(data, at + _PARTITION.size)
+            in_sync, at = _read_length(data, at + 4 * replicas)
+            offline, at = _read_length(data, at + 4 * in_sync)
+            at += 4 * offline
+            at = _skip_tags(data, at) if data[at] else at + 1
+            found[number] = leader
+            copies.add(replicas)
+        (operations,) = _INT32.unpack_from(data, at)
+        topics[name or ""] = Topic(error, internal, _leaders(found), min(copies, default=0), topic_id, operations)
+        at = _skip_tags(data, at + 4)
+    (operations,) = _INT32.unpack_from(data, at)
+    return Metadata(brokers, controller, topics, operations)
 
-    @staticmethod
-    def decode(frame: BytesIO) -> Metadata:
-        answer = MetadataResponse_v4.decode(frame)
-        topics = {
-            name: Topic(
-                error,
-                internal,
-                _leaders({number: leader for _, number, leader, *_ in partitions}),
-                min((len(replicas) for _, _, _, replicas, _ in partitions), default=0),
-            )
-            for error, name, internal, partitions in answer.topics
-        }
-        return Metadata(answer.brokers, answer.controller_id, topics)
+
+def _leaders(by_partition: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the leaders in the order of the partitions, `NO_LEADER` for those that are not named."""
+    return tuple(by_partition.get(number, NO_LEADER) for number in range(max(by_partition, default=-1) + 1))
+
+
+def _read_older_metadata(data: bytes) -> Metadata:
+    """Decode the answer of a broker before Kafka 2.8, without topic ids."""
+    answer = MetadataResponse_v4.decode(data)
+    topics = {
+        name: Topic(
+            error,
+            internal,
+            _leaders({number: leader for _, number, leader, *_ in partitions}),
+            min((len(replicas) for _, _, _, replicas, _ in partitions), default=0),
+        )
+        for error, name, internal, partitions in answer.topics
+    }
+    return Metadata(answer.brokers, answer.controller_id, topics)
 
 
 class _OlderMetadataRequest(MetadataRequest_v4):  # type: ignore[misc]
-    RESPONSE_TYPE = _OlderMetadataAnswer
+    RESPONSE_TYPE = Answer(_read_older_metadata)
 
 
 class _MetadataRequest(EncodedRequest):
     API_KEY = 3
     API_VERSION = 10
     FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = _MetadataAnswer
+    RESPONSE_TYPE = Answer(read_metadata)
 
     def __init__(self, topics: Collection[str] | None) -> None:
         asked = [_NULL_LENGTH]
@@ -144,56 +198,56 @@ class _MetadataRequest(EncodedRequest):
         return super().prepare(versions)
 
 
-class _ListOffsetsRequest(EncodedRequest):
-    API_KEY = 2
-    API_VERSION = 2
-
-
 def metadata_request(topics: Collection[str] | None) -> EncodedRequest:
     """Request the metadata of some topics, or of all (None), without creating any. The answer is a `Metadata`."""
     return _MetadataRequest(topics)
 
 
-def read_metadata(data: bytes) -> Metadata:
-    """Decode the answer to `metadata_request` of a broker with topic ids."""
-    brokers: list[tuple[int, str, int, str | None]] = []
-    count, at = _read_length(data, 4)
-    for _ in range(count):
-        (node,) = _INT32.unpack_from(data, at)
-        host, at = _read_compact_text(data, at + 4)
-        (port,) = _INT32.unpack_from(data, at)
-        rack, at = _read_compact_text(data, at + 4)
-        brokers.append((node, host or "", port, rack))
-        at = _skip_tags(data, at)
-    _, at = _read_compact_text(data, at)  # the cluster's id
-    (controller,) = _INT32.unpack_from(data, at)
-    count, at = _read_length(data, at + 4)
-    topics: dict[str, Topic] = {}
-    for _ in range(count):
-        (error,) = _INT16.unpack_from(data, at)
-        name, at = _read_compact_text(data, at + 2)
-        topic_id = data[at : at + 16]
-        internal = bool(data[at + 16])
-        partitions, at = _read_length(data, at + 17)
-        found: dict[int, int] = {}
-        copies: set[int] = set()
-        for _ in range(partitions):
-            _, number, leader, _ = _PARTITION.unpack_from(data, at)
-            replicas, at = _read_length(data, at + _PARTITION.size)
-            in_sync, at = _read_length(data, at + 4 * replicas)
-            offline, at = _read_length(data, at + 4 * in_sync)
-            at += 4 * offline
-            at = _skip_tags(data, at) if data[at] else at + 1
-            found[number] = leader
-            copies.add(replicas)
-        topics[name or ""] = Topic(error, internal, _leaders(found), min(copies, default=0), topic_id)
-        at = _skip_tags(data, at + 4)  # after the authorized operations
-    return Metadata(brokers, controller, topics)
+class _RightsRequest(EncodedRequest):
+    API_KEY = 3
+    API_VERSION = 9
+    FLEXIBLE_VERSION = True
+    RESPONSE_TYPE = Answer(partial(read_metadata, ids=False))
 
 
-def _leaders(by_partition: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the leaders in the order of the partitions, `NO_LEADER` for those that are not named."""
-    return tuple(by_partition.get(number, NO_LEADER) for number in range(max(by_partition, default=-1) + 1))
+def rights_request(topics: Collection[str]) -> EncodedRequest:
+    """Request the metadata of topics with our authorized operations (KIP-430). The answer is a `Metadata`."""
+    asked = (_compact_text(topic) + _NO_TAGS for topic in topics)
+    return _RightsRequest(b"".join([unsigned(len(topics) + 1), *asked, b"\0\1\1", _NO_TAGS]))
+
+
+def read_controller_time(data: bytes) -> int | None:
+    """Return the active controller's clock in epoch ms; None when the answer has none, as before Kafka 3.3."""
+    (error,) = _INT16.unpack_from(data)
+    topics, at = _read_length(data, _INT16.size)
+    if error or not topics:
+        return None
+    _, at = _read_compact_text(data, at)
+    partitions, at = _read_length(data, at)
+    if not partitions:
+        return None
+    _, error, leader, _, _ = _QUORUM.unpack_from(data, at)
+    voters, at = _read_length(data, at + _QUORUM.size)
+    for _ in range(0 if error else voters):
+        voter, _, fetched, _ = _VOTER.unpack_from(data, at)
+        if voter == leader:
+            return fetched if fetched > 0 else None
+        at = _skip_tags(data, at + _VOTER.size)
+    return None
+
+
+class _QuorumRequest(EncodedRequest):
+    API_KEY = 55
+    API_VERSION = 1
+    FLEXIBLE_VERSION = True
+    RESPONSE_TYPE = Answer(read_controller_time)
+
+
+def controller_time_request() -> EncodedRequest:
+    """Request the state of the controller quorum (KIP-595); the answer is that of `read_controller_time`."""
+    only = unsigned(1 + 1)
+    parts = [only, _compact_text(QUORUM_TOPIC), only, _INT32.pack(0), _NO_TAGS, _NO_TAGS, _NO_TAGS]
+    return _QuorumRequest(b"".join(parts))
 
 
 def list_offsets_request(partitions: Iterable[TopicPartition], timestamp: int) -> EncodedRequest:

@@ -63,6 +63,10 @@ class Budgets:
             self._topics[name] = budget
         return budget
 
+    def of(self, topic: str) -> Budget:
+        """Return the budget that a record of a topic is counted in now: the process's if the topic has none."""
+        return self._topics.get(topic, self.process)
+
     def _above(self, topic: str) -> Budget:
         """Return the parent of a topic's budget: its tenant's budget, or the process's."""
         tenant = self._tenancy.of(topic).tenant

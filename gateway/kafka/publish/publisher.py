@@ -341,6 +341,10 @@ class Publisher:
         """Return why a topic must not be written to, or None: too few brokers would have an acknowledged record."""
         return self._topics.safety.check(info)
 
+    def is_open(self, name: str) -> bool:
+        """Whether records for a topic of clients go to its partitions at once."""
+        return name in self._writers
+
     def known_topic(self, name: str) -> TopicInfo | None:
         """Return the cached `TopicInfo` of a topic that clients may write, or None."""
         return None if self._topics.is_own(name) else self._topics.known(name)

@@ -18,7 +18,7 @@ from aiokafka.errors import OffsetOutOfRangeError, TopicAuthorizationFailedError
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver.fetch_sessions import SessionFetcher, use_sessions
+from gateway.kafka.driver.fetch_sessions import SessionFetcher, session_fetcher
 from gateway.kafka.driver.kafka_consumer import (
     ConsumerOptions,
     fetch_wait_ms,
@@ -152,11 +152,13 @@ class LiveConsumer(msgspec.Struct, eq=False):
     async def _run(self) -> None:
         while True:
             await self._wanted.wait()
-            await keep_consumer(lambda: log_consumer(self._kafka), self._read_all, PART, self._spawn)
+            await keep_consumer(
+                lambda: log_consumer(self._kafka, on_missing=self._topic_missing), self._read_all, PART, self._spawn
+            )
 
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
         """Read until no topic is watched."""
-        self._fetcher = await use_sessions(consumer, self._topic_missing)
+        self._fetcher = session_fetcher(consumer)
         self._fetcher.news.update(self._partitions)  # records may have been stored while there was no consumer
         on_metadata(consumer, self._metadata_came)
         self._consumer = consumer

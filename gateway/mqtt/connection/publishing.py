@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
 from flowcontrol.budget import ConnectionBudget
+from gateway.failures import failures
 from gateway.kafka.contracts import Result
 from gateway.limits.brakes import ReadingPause
 from gateway.mqtt.connection.services import Services
@@ -81,7 +83,7 @@ class Incoming:
         self._qos0_owner = Qos0Owner(session.budget, session.principal, services.counters)
         self._reading = reading  # None: no rate limit
         self._acks = AckQueue()
-        self._answering = False  # whether it is in `services.answers`
+        self._answering = False  # whether `_answer_all` is scheduled
         self._refused_id = services.refused_again.take(client.client_id)  # packet id refused last, or 0
         self._resent: Record | None = None  # that message, once it was sent again
 
@@ -221,7 +223,7 @@ class Incoming:
         self._settled((tokens, result))
 
     def broken(self, error: Exception) -> None:
-        """End the connection after a bug in `settle` or `answer_all`.
+        """End the connection after a bug in `settle` or `_answer_all`.
 
         The client then sends unacknowledged messages again.
         """
@@ -235,15 +237,21 @@ class Incoming:
         self.answered()
 
     def answered(self) -> None:
-        """Schedule the acknowledgements that are due for the end of this event loop iteration."""
+        """Schedule the acknowledgements that are due for the end of this event loop iteration.
+
+        Kafka answers for several partitions in one response: their acknowledgements leave in one write.
+        """
         if not self._answering:
             self._answering = True
-            self._services.answers.add(self)
+            asyncio.get_running_loop().call_soon(self._answer_all)
 
-    def answer_all(self) -> None:
-        """Send the acknowledgements that are due; called by `Answers`."""
+    def _answer_all(self) -> None:
         self._answering = False
-        self.answer()
+        try:
+            self.answer()
+        except Exception as error:
+            failures.report("session", error)
+            self.broken(error)
 
     def answer(self) -> None:
         """Send the acknowledgements that are due immediately, if the connection is open."""

@@ -9,7 +9,6 @@ import msgspec
 from gateway.config import MqttConfig
 from gateway.kafka.publish.publisher import Publisher
 from gateway.limits.limits import Limits
-from gateway.mqtt.connection.answers import Answers
 from gateway.mqtt.connection.refused_again import RefusedAgain
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.registry.opening import Opening
@@ -34,7 +33,6 @@ class Services(msgspec.Struct, frozen=True):
     retained: Retained
     access: AccessList
     refused_again: RefusedAgain
-    answers: Answers
     counters: Counters
     limits: Limits
     self_delivery: SelfDelivery | None

@@ -148,22 +148,7 @@ class Sessions:
         if event is None:
             return
         action = self._on(client_id, event)
-        if action is Action.HAND_OVER:
-            assert session is not None
-            assert record is not None
-            self._hand_over(session, record)
-        elif action is Action.SET_ASIDE:
-            assert session is not None
-            assert record is not None
-            session.gone_at = session.gone_at or self._wall_clock()
-            aside = msgspec.structs.replace(session.describe(), predecessors=others(record, self.owner))
-            self._hand_over(session, aside)
-            self._store.write_session(client_id, aside)
-            self._deadlines.watch(client_id, aside)
-        elif action is Action.ASK:
-            assert record is not None
-            self._claims[client_id].waiting.update(others(record, self.owner))  # our claim ends that session there
-        elif action is Action.WRITE and session is not None:
+        if action is Action.WRITE and session is not None:
             self._store.write_session(client_id, session.describe())
         elif action is Action.WRITE:
             self._store.put(SESSION, client_id, self._store.records[client_id])
@@ -171,8 +156,19 @@ class Sessions:
             self._store.records.pop(client_id, None)
             self._store.inflight.pop(client_id, None)
             self._deadlines.forget(client_id)
+        elif record is None:
+            return  # nothing to forget
+        elif action is Action.HAND_OVER and session is not None:
+            self._hand_over(session, record)
+        elif action is Action.SET_ASIDE and session is not None:
+            session.gone_at = session.gone_at or self._wall_clock()
+            aside = msgspec.structs.replace(session.describe(), predecessors=others(record, self.owner))
+            self._hand_over(session, aside)
+            self._store.write_session(client_id, aside)
+            self._deadlines.watch(client_id, aside)
+        elif action is Action.ASK:
+            self._claims[client_id].waiting.update(others(record, self.owner))  # our claim ends that session there
         elif action in {Action.FOLLOW, Action.RELEASE}:
-            assert record is not None
             self._store.records[client_id] = encode(merge_claims(record, self.record(client_id)))
             if action is Action.RELEASE and client_id not in self._handing_over:
                 self._store.release(client_id)

@@ -69,40 +69,34 @@ class RetainedStatistics(msgspec.Struct, frozen=True):
     refused_total: Annotated[int, counter("retained messages refused because there are too many")]
 
 
-class _Put:
+class _Put(msgspec.Struct, eq=False):
     """One retained PUBLISH: owns its own record and the retained copy, and settles the client's token once."""
 
-    __slots__ = (
-        "_offset", "_retained", "_token", "budget", "copy", "is_written", "own", "owner", "principal", "read",
-        "record", "topic",
-    )  # fmt: skip
-
-    def __init__(self, retained: Retained, record: Record, topic: str, owner: Owner | None, token: Any) -> None:
-        self.record = record  # the message's own record
-        self.topic = topic  # MQTT topic
-        self.budget = getattr(owner, "budget", None)  # the client's; counts both records (see `Publisher.submit`)
-        self.principal = getattr(owner, "principal", None)  # the client's
-        self.own: Result | None = None  # result of the own record; None: not known yet
-        self.copy: Result | None = None  # result of the copy
-        self.is_written = False  # whether the copy was submitted
-        # `Retained._restarts`, and the offset up to which the copy's partition was read when the copy was written; the
-        # copy must get a higher offset, unless the topic was recreated
-        self.read = (0, -1)
-        self._retained = retained
-        self.owner = owner  # the client's owner
-        self._token = token
-        self._offset = -1
+    retained: Retained
+    record: Record  # the message's own record
+    topic: str  # MQTT topic
+    owner: Owner | None  # the client's owner
+    token: Any
+    budget: Any  # the client's; counts both records (see `Publisher.submit`)
+    principal: str | None  # the client's
+    own: Result | None = None  # result of the own record; None: not known yet
+    offset: int = -1  # of the own record
+    copy: Result | None = None  # result of the copy
+    is_written: bool = False  # whether the copy was submitted
+    # `Retained._restarts`, and the offset up to which the copy's partition was read when the copy was written; the
+    # copy must get a higher offset, unless the topic was recreated
+    read: tuple[int, int] = (0, -1)
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Take the result of one record, or of both if they were refused together (contract: `Owner`)."""
         offset = offsets[0] if offsets else -1
         if _OWN in tokens:
-            self.own, self._offset = result, offset
+            self.own, self.offset = result, offset
         if _COPY in tokens:
             self.copy = result
             if result.outcome is Outcome.STORED:
-                self._retained.stored(self, result.partition, offset)
-        self._retained.settled(self)
+                self.retained.stored(self, result.partition, offset)
+        self.retained.settled(self)
 
     def finish(self) -> None:
         """Settle the client's token with the worse of both results and the offset of the own record."""
@@ -111,12 +105,12 @@ class _Put:
         if self.owner is None:
             return
         if own.outcome is not Outcome.STORED:
-            self.owner.settle((self._token,), (), own)
+            self.owner.settle((self.token,), (), own)
         elif copy is None or copy.outcome is Outcome.STORED:
-            self.owner.settle((self._token,), (self._offset,), own)
+            self.owner.settle((self.token,), (self.offset,), own)
         else:
             reason = f"the message was stored, but could not be retained: {copy.reason}"
-            self.owner.settle((self._token,), (), Result(copy.outcome, -1, reason))
+            self.owner.settle((self.token,), (), Result(copy.outcome, -1, reason))
 
 
 class Retained:
@@ -221,7 +215,8 @@ class Retained:
         messages to one topic keep their order. `owner` is settled once, when both are answered, with the worse result
         and the offset of the own record.
         """
-        put = _Put(self, record, topic, owner, token)
+        budget, principal = getattr(owner, "budget", None), getattr(owner, "principal", None)
+        put = _Put(self, record, topic, owner, token, budget, principal)
         if self._is_full(topic, record):
             self._refused += 1
             put.own = Result(Outcome.BUSY, -1, "too many messages are retained")  # "Quota exceeded" in MQTT 5

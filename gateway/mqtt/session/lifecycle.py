@@ -67,9 +67,6 @@ class Action(enum.IntEnum):
     WRITE = 17  # overwrite it with our record
 
 
-FOREIGN: Final = (Event.CLAIMED, Event.MOVED, Event.OUTDATED, Event.DELETED)
-"""Events from other gateways' records; possible in every state, except OUTDATED in ABSENT."""
-
 _S, _E, _A = State, Event, Action
 
 

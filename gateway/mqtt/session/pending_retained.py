@@ -36,30 +36,25 @@ class RetainedQueue:
 
     def __init__(self, progress: Iterable[PendingRetained] = ()) -> None:
         """Start with the progress from an in-flight record and an empty queue."""
-        self._pending: collections.deque[Pending] = collections.deque()
-        self._progress: list[PendingRetained] = list(progress)
+        self._pending: collections.OrderedDict[Pending, None] = collections.OrderedDict()  # in sending order
+        self._progress = {id(one): one for one in progress}
 
     @property
     def progress(self) -> tuple[PendingRetained, ...]:
         """The unfinished subscriptions, for the in-flight record."""
-        return tuple(self._progress)
+        return tuple(self._progress.values())
 
     def expect(self, topic_filter: str) -> PendingRetained:
         """Note that a subscription gets retained messages, before they are queued."""
         progress = PendingRetained(topic_filter)
-        self._progress.append(progress)
+        self._progress[id(progress)] = progress
         return progress
 
     def supersede(self, filters: Collection[str]) -> None:
         """Drop what waits for filters that are subscribed to again, except what is being sent: all is sent again."""
-        dropped = [
-            pending
-            for pending in itertools.islice(self._pending, 1, None)
-            if not pending.packet_id and pending.subscription.options.topic_filter in filters
-        ]
-        self._drop(dropped)
-        ended = {id(pending.progress) for pending in dropped}
-        self._progress = [progress for progress in self._progress if id(progress) not in ended]
+        for pending in [*itertools.islice(self._pending, 1, None)]:
+            if not pending.packet_id and pending.subscription.options.topic_filter in filters:
+                self._end(pending)
 
     def __bool__(self) -> bool:
         """Whether anything is still to be sent or searched."""
@@ -68,7 +63,7 @@ class RetainedQueue:
     def add(self, subscription: SessionSubscription, progress: PendingRetained | None = None) -> Pending:
         """Queue a subscription; the caller fills `found` and calls `send`."""
         pending = Pending(subscription, progress=progress)
-        self._pending.append(pending)
+        self._pending[pending] = None
         return pending
 
     def send(self, pending: Pending) -> None:
@@ -79,17 +74,18 @@ class RetainedQueue:
 
     def add_again(self, topic: str, subscription: SessionSubscription, packet_id: int) -> None:
         """Queue a message that was sent before under `packet_id`."""
-        pending = Pending(subscription, packet_id, None, collections.deque(((topic, (-1, -1)),)), is_found=True)
-        self._pending.append(pending)
+        found = collections.deque(((topic, (-1, -1)),))
+        self._pending[Pending(subscription, packet_id, None, found, is_found=True)] = None
 
     @property
     def first(self) -> Pending | None:
         """The subscription whose first message is the next to send, or None if nothing can be sent now."""
-        return self._pending[0] if self._pending and self._pending[0].is_found else None
+        first = next(iter(self._pending), None)
+        return first if first is not None and first.is_found else None
 
     def pop(self) -> None:
         """Remove the next message: it was sent, or need not be sent."""
-        pending = self._pending[0]
+        pending = next(iter(self._pending))
         place = pending.found.popleft()[1]
         if pending.progress is not None:
             pending.progress.partition, pending.progress.offset = place
@@ -98,22 +94,19 @@ class RetainedQueue:
 
     def forget(self, topic_filter: str) -> None:
         """Drop the messages of an unsubscribed filter, except one that is being resent [MQTT-3.10.4-2]."""
-        self._progress = [progress for progress in self._progress if progress.topic_filter != topic_filter]
-        self._drop(
-            pending
-            for pending in self._pending
-            if not pending.packet_id and pending.subscription.options.topic_filter == topic_filter
-        )
+        for pending in [*self._pending]:
+            if not pending.packet_id and pending.subscription.options.topic_filter == topic_filter:
+                self._end(pending)
+        # one that was expected, and not queued yet
+        self._progress = {key: one for key, one in self._progress.items() if one.topic_filter != topic_filter}
 
     def clear(self) -> None:
         """Empty the queue after the connection has ended; the progress is kept."""
-        self._drop(self._pending)
-
-    def _drop(self, dropped: Iterable[Pending]) -> None:
-        for pending in dropped:
+        for pending in self._pending:
             pending.is_dropped = True
-        self._pending = collections.deque(pending for pending in self._pending if not pending.is_dropped)
+        self._pending.clear()
 
     def _end(self, pending: Pending) -> None:
-        self._pending.remove(pending)
-        self._progress = [progress for progress in self._progress if progress is not pending.progress]
+        pending.is_dropped = True
+        del self._pending[pending]
+        self._progress.pop(id(pending.progress), None)

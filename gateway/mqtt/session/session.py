@@ -105,7 +105,7 @@ class Session:
     """One session: what the router delivers to, through its outboxes."""
 
     __slots__ = (
-        "_gaps", "_held", "_inflight", "_lossless", "_lossy", "_offsets", "_parts", "budget", "client", "client_id",
+        "_gaps", "_held", "_inflight", "_lossless", "_lossy", "_parts", "budget", "client", "client_id",
         "deliveries", "epoch", "expiry", "gone_at", "inbound_qos2", "journal", "principal", "session_id", "shares",
         "state", "subscriptions", "unclear_until", "will",
     )  # fmt: skip
@@ -135,7 +135,6 @@ class Session:
         self._parts = parts
         self._lossy: LossyOutbox | None = None
         self._lossless: Outbox | None = None
-        self._offsets: Offsets = {}  # offered offsets while there is no connection
         # names that the router holds for this session; once attached, those beside `subscriptions`
         self._held: list[str] = []
         self._gaps = 0
@@ -184,7 +183,6 @@ class Session:
         self._inflight = self.deliveries.inflight = InflightMessages(
             inflight.messages, inflight.reached, inflight.topic_ids
         )
-        self._offsets = inflight.reached
         self.deliveries.restore_retained(inflight.pending_retained)
         if inflight.open or inflight.low_water_mark or inflight.released:
             self.inbound().restore(inflight)
@@ -226,9 +224,9 @@ class Session:
 
     def _reached(self) -> Offsets:
         """Return the offsets up to which the log was offered to this session."""
-        if self.client is None or self._lossless is None:
-            return self._offsets
         assert self._inflight is not None
+        if self.client is None or self._lossless is None:
+            return self._inflight.reached
         filters = self.subscriptions.lossless.union(self._held)
         return self._inflight.offered(self._parts.router.offered(filters, self._lossless))
 
@@ -313,11 +311,8 @@ class Session:
     def detach(self) -> None:
         """Leave the live reader after the connection has ended, and remember the offered offsets."""
         parts = self._parts
-        if self.kept:
-            self._offsets = self._reached()
-            if self._inflight is not None:
-                self._inflight.topic_ids = self._topic_ids()
-                self._inflight.reached = self._offsets
+        if self._inflight is not None:
+            self._inflight.topic_ids, self._inflight.reached = self._topic_ids(), self._reached()
         self.client = self.deliveries.client = None
         self.shares.leave_all()
         self.deliveries.stop()
@@ -337,7 +332,6 @@ class Session:
 
     def forget_topic(self, topic: str) -> None:
         """Drop the state of a deleted Kafka topic; a new topic of that name is offered from its beginning."""
-        self._offsets.pop(topic, None)
         self.deliveries.forget_topic(topic)
         if self.inbound_qos2 is not None:
             self.inbound_qos2.forget_topic(topic)
@@ -390,16 +384,9 @@ class Session:
         self.shares.wake()
 
 
-def topics_changed(
-    live: Mapping[str, Session], parts: SessionParts, appeared: Iterable[str], disappeared: Iterable[str]
-) -> None:
-    """Forget what sessions know of Kafka topics that were deleted; called by `Topics.watch`."""
-    for topic in disappeared:
-        topic_recreated(live, parts, topic)
-
-
-def topic_recreated(live: Mapping[str, Session], parts: SessionParts, topic: str) -> None:
-    """Forget what sessions know of a Kafka topic that was deleted and created again; called by `Router.listen`."""
-    parts.qos2.start_offsets.forget(topic)
-    for session in live.values():
-        session.forget_topic(topic)
+def forget_topics(live: Mapping[str, Session], parts: SessionParts, topics: Iterable[str]) -> None:
+    """Forget what sessions know of Kafka topics that were deleted, and possibly created again."""
+    for topic in topics:
+        parts.qos2.start_offsets.forget(topic)
+        for session in live.values():
+            session.forget_topic(topic)

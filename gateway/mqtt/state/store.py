@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
 
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.state import PendingWrite, StateTopic
-from gateway.mqtt.state.checks import kind_and_name
 from gateway.mqtt.state.records import (
     GATEWAY,
     INFLIGHT,
@@ -19,10 +18,12 @@ from gateway.mqtt.state.records import (
     GatewayRecord,
     InflightRecord,
     SessionRecord,
+    decode,
     encode,
 )
 from mapping.outcomes import Outcome
-from mapping.record import GW_OWNER, Received
+from mapping.record import GW_OWNER, Received, text_of
+from protocols.mqtt.topics import is_valid_filter, is_valid_name
 
 log = structlog.get_logger(__name__)
 
@@ -49,18 +50,24 @@ class SessionStore:
         self._table = table
 
     def read(self, record: Received) -> tuple[str, str] | None:
-        """Return a record's kind, and client id or gateway name; None for an invalid record, which is counted."""
-        found = kind_and_name(record, trusted=self.is_own(record))
-        if found is None:
-            self.invalid += 1
-            if self.invalid == 1:
-                log.warning(
-                    "ignoring an invalid record in the sessions topic, and others like it",
-                    topic=record.topic,
-                    partition=record.partition,
-                    offset=record.offset,
-                )
-        return found
+        """Return a record's kind, and client id or gateway name; None for an invalid record, which is counted.
+
+        Any authorized Kafka client may have written it. A tombstone is valid if its key is.
+        """
+        kind, slash, name = (text_of(record.key) or "").partition("/")
+        kind += slash
+        check = _CHECKS.get(kind)
+        if check is not None and (record.value is None or self.is_own(record) or check(record.value)):
+            return kind, name
+        self.invalid += 1
+        if self.invalid == 1:
+            log.warning(
+                "ignoring an invalid record in the sessions topic, and others like it",
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+            )
+        return None
 
     def is_own(self, record: Received) -> bool:
         """Whether this process wrote a record."""
@@ -102,17 +109,15 @@ class SessionStore:
                 if self._table.partition_of(client_id.encode()) == partition:
                     self.put(kind, client_id, value)
 
-    def put_heartbeat(self, name: str, beat: GatewayRecord | None) -> None:
+    def put_heartbeat(self, name: str, beat: GatewayRecord | None, owner: Owner | None = None) -> None:
         """Write our heartbeat, or None when this gateway stops, without waiting for the result."""
-        self._table.write((GATEWAY + name).encode(), encode(beat) if beat else None, self._mark, owner=None)
+        self._table.write((GATEWAY + name).encode(), encode(beat) if beat else None, self._mark, owner=owner)
 
     async def save_heartbeat(self, name: str, beat: GatewayRecord) -> None:
         """Write our heartbeat and wait until it is stored; raise Refused if Kafka does not store it."""
         written = PendingWrite()
-        self._table.write((GATEWAY + name).encode(), encode(beat), self._mark, owner=written)
-        result = await written.done
-        if result.outcome is not Outcome.STORED:
-            raise Refused(result.outcome, result.reason)
+        self.put_heartbeat(name, beat, written)
+        await _wait_stored(written)
 
     def release(self, client_id: str) -> None:
         """Answer a claim: nothing of the session is in flight here."""
@@ -136,6 +141,37 @@ class SessionStore:
             self.write_inflight(client_id, inflight, writes[1])
         self.write_session(client_id, record, writes[0])
         for written in writes:
-            result = await written.done
-            if result.outcome is not Outcome.STORED:
-                raise Refused(result.outcome, result.reason)
+            await _wait_stored(written)
+
+
+async def _wait_stored(written: PendingWrite) -> None:
+    result = await written.done
+    if result.outcome is not Outcome.STORED:
+        raise Refused(result.outcome, result.reason)
+
+
+def _is_session(value: bytes) -> bool:
+    record = decode(SessionRecord, value)
+    return (
+        record is not None
+        and (record.will is None or is_valid_name(record.will.will.topic))
+        and all(is_valid_filter(subscription.options.topic_filter) for subscription in record.subscriptions)
+    )
+
+
+def _is_inflight(value: bytes) -> bool:
+    record = decode(InflightRecord, value)
+    return (
+        record is not None
+        and all(is_valid_filter(pending.topic_filter) for pending in record.pending_retained)
+        and all(not inflight.name or is_valid_name(inflight.name) for inflight in record.messages)
+    )
+
+
+_CHECKS: Final[dict[str, Callable[[bytes], bool]]] = {
+    SESSION: _is_session,
+    INFLIGHT: _is_inflight,
+    GATEWAY: lambda value: decode(GatewayRecord, value) is not None,
+    RELEASE: lambda value: False,  # only tombstones are valid
+}
+"""Checks of a record's value, beyond types and ranges, which decoding checks."""

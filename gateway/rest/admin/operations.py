@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 from aiohttp import web
 from aiokafka import TopicPartition
 
@@ -26,50 +25,6 @@ from protocols.rest.errors import not_found
 from protocols.rest.responses import encode
 
 _EVERYTHING = "#"
-
-
-class PartitionName(msgspec.Struct, frozen=True, gc=False):
-    """A partition of a topic."""
-
-    topic: str
-    partition: int
-
-
-class MemberItem(msgspec.Struct, frozen=True):
-    """A member of a group."""
-
-    member_id: str
-    client_id: str
-    host: str
-    partitions: list[PartitionName]
-
-
-class GroupItem(msgspec.Struct, frozen=True):
-    """A group."""
-
-    group: str
-    state: str
-    protocol_type: str
-    protocol: str
-    members: list[MemberItem]
-
-
-class PartitionLag(msgspec.Struct, frozen=True, gc=False):
-    """A group's committed offset and lag in a partition."""
-
-    topic: str
-    partition: int
-    committed_offset: int
-    end_offset: int
-    lag: int
-
-
-class GroupLag(msgspec.Struct, frozen=True):
-    """A group's lag."""
-
-    group: str
-    lag: int
-    partitions: list[PartitionLag]
 
 
 class Administration(OperationSet):
@@ -101,33 +56,47 @@ class Administration(OperationSet):
         visible, own = _visible(call.grant, group), call.grant.names.own
         view = await self._admin.group(group)
         members = [
-            MemberItem(
-                member.member_id,
-                member.client_id,
-                member.host,
-                [
-                    PartitionName(own(partition.topic), partition.partition)
+            {
+                "member_id": member.member_id,
+                "client_id": member.client_id,
+                "host": member.host,
+                "partitions": [
+                    {"topic": own(partition.topic), "partition": partition.partition}
                     for partition in sorted(member.partitions)
                     if visible(partition.topic)
                 ],
-            )
+            }
             for member in view.members
         ]
         if not _sees_everything(call.grant, group):
-            members = [member for member in members if member.partitions]
+            members = [member for member in members if member["partitions"]]
         if not members:
             await self._committed(call.grant, group, known=view.state != DEAD)
-        return control_answer(encode(GroupItem(own(group), view.state, view.protocol_type, view.protocol, members)))
+        shown = {
+            "group": own(group),
+            "state": view.state,
+            "protocol_type": view.protocol_type,
+            "protocol": view.protocol,
+            "members": members,
+        }
+        return control_answer(encode(shown))
 
     async def get_lag(self, call: Call, group: str) -> web.StreamResponse:
         """`GET /groups/{groupid}/lag`."""
         committed, own = await self._committed(call.grant, group), call.grant.names.own
         ends = await self._lookup.ends(committed.keys(), existing=True)
-        lags = [
-            PartitionLag(own(one.topic), one.partition, committed[one], end, max(0, end - committed[one]))
-            for one, end in sorted(ends.items())
+        lags = {one: max(0, end - committed[one]) for one, end in sorted(ends.items())}
+        partitions = [
+            {
+                "topic": own(one.topic),
+                "partition": one.partition,
+                "committed_offset": committed[one],
+                "end_offset": ends[one],
+                "lag": lag,
+            }
+            for one, lag in lags.items()
         ]
-        return control_answer(encode(GroupLag(own(group), sum(lag.lag for lag in lags), lags)))
+        return control_answer(encode({"group": own(group), "lag": sum(lags.values()), "partitions": partitions}))
 
     async def get_configs(self, call: Call, topic: str) -> web.StreamResponse:
         """`GET /admin/topics/{topicname}/configs`."""

@@ -7,6 +7,8 @@ that Strimzi's bridge does not have.
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 from aiokafka import TopicPartition
 
@@ -81,8 +83,8 @@ class ConfluentV2(OperationSet):
             "v2Committed": self.committed,
             "v2Commit": self.commit,
             "v2Seek": self.seek,
-            "v2SeekToBeginning": subscriptions.seek_to_beginning,
-            "v2SeekToEnd": subscriptions.seek_to_end,
+            "v2SeekToBeginning": partial(subscriptions.seek_to_edge, end=False),
+            "v2SeekToEnd": partial(subscriptions.seek_to_edge, end=True),
         }
 
     def refuse(self, error: RestError) -> web.Response:

@@ -19,7 +19,7 @@ from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.confluent.v2 import refusal_answer
 from gateway.rest.produce.line_uploads import Uploads
 from gateway.rest.produce.streamed_records import Upload
-from gateway.rest.produce.tickets import Ticket
+from gateway.rest.produce.tickets import Ticket, denied_key
 from gateway.rest.server.answers import control_answer, own_address
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
@@ -67,7 +67,7 @@ class Writer(msgspec.Struct, frozen=True):
         """Return the record for Kafka, and the data for its report. Raises RestError."""
         record, data = to_record(produced, self.topic, self.grant.identity.name, self.trace, self.wall_clock())
         if not self.grant.publish(self.topic, record.key):
-            raise forbidden(f"publish to {self.grant.names.own(self.topic)} with this key")
+            raise denied_key(self.grant, self.topic)
         return record, data
 
     def report(
@@ -95,22 +95,16 @@ class RecordStream(Upload):
         if part is None:
             splitter.finish()
             return
-        run: list[Record] = []
-        for document in splitter.feed(part):
-            try:
-                record, data = self._writer.record(decode_produced(document))
-            except RestError as error:
-                if run:
-                    self.submit(run)
-                    run = []
-                self.refuse(error.status, error_message(error))
-                continue
-            self._report_data[self.taken + len(run)] = data
-            run.append(record)
-        if run:
-            self.submit(run)
+        self.take(map(self._record, splitter.feed(part)))
         if splitter.fault is not None:
             raise splitter.fault
+
+    def _record(self, document: bytes) -> Record | RestError:
+        try:
+            record, self._report_data[self.taken] = self._writer.record(decode_produced(document))
+        except RestError as error:
+            return RestError(error.status, error_message(error))
+        return record
 
     def stored(self, tokens: Sequence[int], partition: int, offsets: Sequence[int]) -> list[bytes]:
         """Return the reports of stored records."""
@@ -161,11 +155,10 @@ class ConfluentV3(OperationSet):
     async def produce(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:
         """`POST /v3/clusters/{cluster_id}/topics/{topicname}/records`."""
         writer = await self._writer(call, cluster, topic)
-
-        def make() -> RecordStream:
-            return RecordStream(self._publisher, writer, self._config.max_line_bytes)
-
-        return await self._uploads.run(call, topic, make, RecordStream.feed, PLAIN_JSON_TYPE)
+        limit = self._config.max_line_bytes
+        return await self._uploads.run(
+            call, topic, lambda: RecordStream(self._publisher, writer, limit), PLAIN_JSON_TYPE
+        )
 
     async def produce_batch(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:
         """`POST /v3/clusters/{cluster_id}/topics/{topicname}/records:batch`."""

@@ -94,11 +94,6 @@ class ConsumersStatistics(msgspec.Struct):
 class Instance:
     """One consumer that a client created."""
 
-    __slots__ = (
-        "answered", "closed", "consumers", "created_ms", "embedded", "grant", "group", "last_commit", "member",
-        "name", "owner", "pattern", "polls", "unread", "used", "users", "wait_ms",
-    )  # fmt: skip
-
     socket = None  # its requests may come through any connection
     subject = ""  # it is never paused
 

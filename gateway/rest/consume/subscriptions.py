@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 import structlog
 from aiohttp import web
@@ -48,8 +49,8 @@ class Subscriptions(OperationSet):
             "unsubscribe": self.unsubscribe,
             "assign": self.assign,
             "seek": self.seek,
-            "seekToBeginning": self.seek_to_beginning,
-            "seekToEnd": self.seek_to_end,
+            "seekToBeginning": partial(self.seek_to_edge, end=False),
+            "seekToEnd": partial(self.seek_to_edge, end=True),
         }
 
     async def subscribe(self, call: Call, group: str, name: str) -> web.StreamResponse:
@@ -165,15 +166,8 @@ class Subscriptions(OperationSet):
         instance.member.seek({TopicPartition(topic(entry.topic), entry.partition): entry.offset for entry in wanted})
         return no_content()
 
-    async def seek_to_beginning(self, call: Call, group: str, name: str) -> web.StreamResponse:
-        """`POST .../positions/beginning`."""
-        return await self._seek_to_edge(call, group, name, end=False)
-
-    async def seek_to_end(self, call: Call, group: str, name: str) -> web.StreamResponse:
-        """`POST .../positions/end`."""
-        return await self._seek_to_edge(call, group, name, end=True)
-
-    async def _seek_to_edge(self, call: Call, group: str, name: str, *, end: bool) -> web.StreamResponse:
+    async def seek_to_edge(self, call: Call, group: str, name: str, *, end: bool) -> web.StreamResponse:
+        """`POST .../positions/beginning` and `POST .../positions/end`."""
         instance = self._consumers.find(call.grant, group, name)
         wanted = decode_partitions(await call.body())
         await instance.member.seek_to_edge(_partitions(wanted, call.grant.names), end=end)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Annotated, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Annotated
 
 import msgspec
 from aiohttp import StreamReader, web
@@ -24,8 +24,6 @@ from protocols.rest.errors import SHUTTING_DOWN, RestError, busy
 from protocols.rest.splitters import LineSplitter
 from protocols.rest.streaming import LINES_TYPE
 
-Kind = TypeVar("Kind", bound=Upload)
-
 
 class UploadsStatistics(msgspec.Struct):
     """Counts of uploads, since the start."""
@@ -34,6 +32,35 @@ class UploadsStatistics(msgspec.Struct):
     uploads_total: Annotated[int, counter("uploads started")] = 0
     records_total: Annotated[int, counter("records of uploads")] = 0
     records_failed_total: Annotated[int, counter("records of uploads that were not stored")] = 0
+
+
+class LineUpload(Upload):
+    """An upload of lines."""
+
+    def __init__(self, publisher: Publisher, topic: str, grant: Grant, trace: Headers, limit: int) -> None:
+        """Accept lines of up to `limit` bytes."""
+        super().__init__(publisher, topic)
+        self._grant = grant
+        self._trace = trace
+        self._limit = limit
+        self._splitter = LineSplitter(limit)
+
+    def feed(self, part: bytes | None) -> None:
+        """See `Upload`."""
+        for block in self._splitter.finish() if part is None else self._splitter.feed(part):
+            if block is None:
+                self.take([RestError(413, f"The line is longer than {self._limit} bytes")])
+            else:
+                self.take(self._allowed(from_lines(block, self.topic, self._grant.identity.name, self._trace)))
+
+    def _allowed(self, found: list[Record | RestError]) -> Iterable[Record | RestError]:
+        grant, topic = self._grant, self.topic
+        if grant.publish.uniform(topic):  # checked again: rights may change during a long upload
+            return found
+        return [
+            one if isinstance(one, RestError) or grant.publish(topic, one.key) else denied_key(grant, topic)
+            for one in found
+        ]
 
 
 class Uploads(OperationSet):
@@ -64,22 +91,17 @@ class Uploads(OperationSet):
         """`POST /topics/{topicname}/records`."""
         _ = call.media  # raises 400 for another media type
         call.negotiate(LINES_TYPE)
-        writer = _Writer(topic, call.grant, call.begin_publish(topic))
-        splitter = LineSplitter(self._max_line_bytes)
+        trace = call.begin_publish(topic)
 
-        def take(upload: Upload, part: bytes | None) -> None:
-            for block in splitter.finish() if part is None else splitter.feed(part):
-                self._take(upload, block, writer)
+        def make() -> LineUpload:
+            return LineUpload(self._publisher, topic, call.grant, trace, self._max_line_bytes)
 
-        return await self.run(call, topic, lambda: Upload(self._publisher, topic), take, LINES_TYPE)
+        return await self.run(call, topic, make, LINES_TYPE)
 
-    async def run(
-        self, call: Call, topic: str, make: Callable[[], Kind], take: Callable[[Kind, bytes | None], None], media: str
-    ) -> web.StreamResponse:
+    async def run(self, call: Call, topic: str, make: Callable[[], Upload], media: str) -> web.StreamResponse:
         """Run one upload of any dialect to its end.
 
-        `make` makes the owner of its records. `take` gets each part of the body as it arrives, and None at the end.
-        `media` is the answer's media type.
+        `make` makes the owner of its records. `media` is the answer's media type.
 
         Raises:
             Refused: The topic does not exist and may not be created, or Kafka does not answer.
@@ -103,11 +125,11 @@ class Uploads(OperationSet):
                     try:
                         async for part in call.pieces(self._idle_s):
                             before = upload.taken
-                            take(upload, part)
+                            upload.feed(part)
                             slot.count_records(upload.taken - before, len(part))
                             await upload.wait_for_capacity()
                             await slot.wait_for_rate()
-                        take(upload, None)
+                        upload.feed(None)
                         ended = None
                     except RestError as error:
                         ended = error
@@ -125,37 +147,6 @@ class Uploads(OperationSet):
                 self._counts.records_total += upload.taken
                 self._counts.records_failed_total += upload.failures
 
-    def _take(self, upload: Upload, block: bytes | None, writer: _Writer) -> None:
-        """Submit the records of complete lines; None stands for a line that was too long."""
-        if block is None:
-            upload.refuse(413, f"The line is longer than {self._max_line_bytes} bytes")
-            return
-        run: list[Record] = []
-        publish = writer.grant.publish
-        everything = publish.uniform(writer.topic)  # checked again: rights may change during a long upload
-        for found in from_lines(block, writer.topic, writer.grant.identity.name, writer.trace):
-            if isinstance(found, Record) and (everything or publish(writer.topic, found.key)):
-                run.append(found)
-                continue
-            if run:
-                upload.submit(run)
-                run = []
-            if isinstance(found, Record):
-                denied = denied_key(writer.grant, writer.topic)
-                upload.refuse(denied.error_code, denied.message)
-            else:
-                upload.refuse(found.status, found.message, found.validation_errors)
-        if run:
-            upload.submit(run)
-
     def statistics(self) -> UploadsStatistics:
         """Return the counts so far; records are counted at the end of their upload."""
         return msgspec.structs.replace(self._counts, active=len(self._active))
-
-
-class _Writer(msgspec.Struct, frozen=True):
-    """The topic and client of an upload, and the trace context of its records."""
-
-    topic: str
-    grant: Grant
-    trace: Headers

@@ -179,7 +179,7 @@ class Produce(OperationSet):
 
     def _accepts(self, target: _Target, size: int) -> bool:
         """See `direct_requests.Accepts`."""
-        return size <= self._config.max_body_bytes and self._publisher.known_topic(target.topic) is not None
+        return size <= self._config.max_body_bytes and self._publisher.is_open(target.topic)
 
     def _begin(self, target: _Target, request: DirectRequest, grant: Grant, body: bytes) -> None:
         """Like `send`, for a complete body and a known topic; see `direct_requests.Begin`."""

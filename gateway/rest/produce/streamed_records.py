@@ -9,8 +9,9 @@ client does not read its reports, so the memory of an upload is bounded.
 
 from __future__ import annotations
 
+import abc
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +22,7 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Record
+from protocols.rest.errors import RestError
 from protocols.rest.responses import ErrorBody, encode
 
 WINDOW: Final = 32_768
@@ -29,10 +31,10 @@ RECHECK_S: Final = 1.0
 """Seconds after which a waiting upload checks again: a topic that was re-created has a new budget."""
 
 
-class Upload:
+class Upload(abc.ABC):
     """One request whose records are stored and reported while it is sent.
 
-    A subclass makes the reports of another dialect: `stored`, `failed` and `ended`.
+    A subclass splits the body. It also makes the reports of another dialect: `stored`, `failed` and `ended`.
     """
 
     def __init__(self, publisher: Publisher, topic: str) -> None:
@@ -42,7 +44,7 @@ class Upload:
         self.taken = 0  # records so far, including refused ones
         self.failures = 0  # records that were not stored
         self._publisher = publisher
-        self._topic = topic
+        self.topic = topic
         self._sender = Sender(lasting=True)
         self._first = 0  # the record that the next report is for
         self._written = 0  # reports that were written to the client's socket
@@ -54,6 +56,10 @@ class Upload:
         self._gates = [publisher.gate, publisher.budgets.topic(topic).gate, self.budget.gate]
         for gate in self._gates:
             gate.subscribe(self._gate_changed)
+
+    @abc.abstractmethod
+    def feed(self, part: bytes | None) -> None:
+        """`take` the records in the next part of the body, or at its end (None); RestError if the rest is lost."""
 
     # Reports; a dialect overrides these methods
 
@@ -71,21 +77,20 @@ class Upload:
 
     # Records in
 
-    def submit(self, records: Sequence[Record]) -> None:
-        """Publish records; their outcomes are reported."""
-        submit, sender = self._publisher.submit, self._sender
-        token = self.taken
-        self._reports += [None] * len(records)
-        for record in records:
-            submit(record, self, token, sender)
-            token += 1
-        self.taken = token
-
-    def refuse(self, status: int, message: str, errors: Sequence[str] = ()) -> None:
-        """Report that the next record is not valid or not allowed."""
-        self._reports.append(self.failed(self.taken, status, message, errors))
-        self.taken += 1
-        self.failures += 1
+    def take(self, found: Iterable[Record | RestError]) -> None:
+        """Publish the next records and report their outcomes; an error is the report of one that is refused."""
+        records: list[Record] = []
+        tokens: list[int] = []
+        for one in found:
+            if isinstance(one, Record):
+                records.append(one)
+                tokens.append(self.taken)
+                self._reports.append(None)
+            else:
+                self._reports.append(self.failed(self.taken, one.status, one.message, one.validation_errors))
+                self.failures += 1
+            self.taken += 1
+        self._publisher.submit_run(records, self, tokens, self._sender)
         self._advance()
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
@@ -120,7 +125,7 @@ class Upload:
             self.taken - self._written < WINDOW
             and self.budget.gate.is_open
             and publisher.gate.is_open
-            and publisher.budgets.topic(self._topic).gate.is_open
+            and publisher.budgets.topic(self.topic).gate.is_open
         )
 
     # Reports out

@@ -10,6 +10,7 @@ from gateway.audit.trail import Where, audit
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
+from gateway.rest.server.request_login import forbidden
 from gateway.security.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Record
@@ -124,16 +125,18 @@ def submit_allowed(
     order; by default the order is kept within this request.
     """
     topic = records[0].topic
-    sender = sender or Sender()
     places = list(range(len(records)) if tokens is None else tokens)
-    if grant.publish.uniform(topic):
-        publisher.submit_run(records, ticket, places, sender)
-        return
+    if len(records) > 1:
+        sender = sender or Sender()
+        if grant.publish.uniform(topic):
+            publisher.submit_run(records, ticket, places, sender)
+            return
     for token, record in zip(places, records, strict=True):
         if grant.publish(topic, record.key):
             publisher.submit(record, ticket, token, sender)
         else:
-            ticket.refuse(token, denied_key(grant, topic))
+            denied = denied_key(grant, topic)
+            ticket.refuse(token, ErrorBody(denied.status, denied.message))
 
 
 async def store(publisher: Publisher, grant: Grant, records: list[Record]) -> Ticket:
@@ -152,7 +155,7 @@ async def check_place(publisher: Publisher, topic: str, partition: int | None, p
         raise not_found(f"Topic {topic} has no partition {partition}", Fault.PARTITION)
 
 
-def denied_key(grant: Grant, topic: str) -> ErrorBody:
-    """Return the result of a record whose key the client may not write, and write it to the audit trail."""
+def denied_key(grant: Grant, topic: str) -> RestError:
+    """Return the error of a record whose key the client may not write, and write it to the audit trail."""
     audit.denied(Where("http"), grant.identity.name, "publish", topic, NOT_THIS_KEY)
-    return ErrorBody(403, f"Not allowed: publish to {grant.names.own(topic)} {NOT_THIS_KEY}")
+    return forbidden(f"publish to {grant.names.own(topic)} {NOT_THIS_KEY}")

@@ -21,12 +21,10 @@ WORDS: Final = (("publish to ", "publish"), ("read ", "subscribe"), ("subscribe 
 """How our error texts begin, and the action's name in the audit trail for all protocols."""
 
 
-def note_client(connection: HttpConnection, identity: Identity) -> None:
-    """Note the client of a request on its connection, and write a login when it is new or has changed."""
-    if connection.identity is not identity:
-        if audit.enabled and identity != connection.identity:
-            audit.accepted(where_of("http", connection), identity.name, identity.method)
-        connection.identity = identity
+def audit_login(connection: HttpConnection, identity: Identity) -> None:
+    """Write the login of a client that the connection's last request did not come from."""
+    if audit.enabled and (connection.client is None or connection.client.grant.identity != identity):
+        audit.accepted(where_of("http", connection), identity.name, identity.method)
 
 
 def audit_refusal(connection: HttpConnection, request: web.BaseRequest, grant: Grant | None, error: RestError) -> None:

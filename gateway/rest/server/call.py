@@ -8,13 +8,13 @@ from typing import Any, Final, cast
 from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion11
 
+from gateway.net.http_requests import AuthenticatedClient
 from gateway.net.http_server import SERVER, HttpConnection
 from gateway.observe.tracing import RequestSpan
 from gateway.rest.server.audited import audit_change
 from gateway.rest.server.body import BodyReader, answer_expectation
 from gateway.rest.server.direct_requests import Accepts, Begin, Dispatcher, KnownRequest
 from gateway.rest.server.overload import OverloadGuard, ProduceSlot
-from gateway.rest.server.request_login import AuthenticatedClient
 from mapping.record import Headers
 from mapping.rest.incoming import trace_headers
 from protocols.rest.contract import Operation, check_body
@@ -46,7 +46,8 @@ class Call:
         self.request = request  # read its body with `body` or `pieces`
         self.connection = cast("HttpConnection", request.protocol)
         self.operation = operation  # as the contract describes it
-        self.grant, self.expires_ms = client  # the client's rights, and their expiry in epoch ms; None: never
+        self.grant = client.grant
+        self.expires_ms = client.expires_ms
         self.answer_headers: dict[str, str] = {}  # header fields for the answer, even an error; see `begin`
         self._bodies = bodies
         self._dispatcher = dispatcher

@@ -11,8 +11,10 @@ from flowcontrol.bucket import RateLimit
 from gateway.flow import subject
 from gateway.limits.brakes import Pace
 from gateway.limits.limits import LimitExceeded, Limits
+from gateway.net.http_requests import AuthenticatedClient
 from gateway.net.http_server import HttpConnection
 from gateway.pauses import pauses
+from gateway.rest.server.audited import audit_login
 from gateway.security.identity import Identity
 from protocols.rest.errors import too_many
 
@@ -27,14 +29,21 @@ class RequestLimits:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
-    def enter(self, connection: HttpConnection, identity: Identity) -> None:
-        """Check the limits for a request of an authenticated client. Its first one on a connection counts as a login.
+    def enter(self, connection: HttpConnection, client: AuthenticatedClient) -> None:
+        """Admit a client that the connection's last request did not come from; this counts as a login.
 
         Raises:
             RestError: 429 when its limits allow no more connections; this one is closed.
         """
-        limits = connection.limits
-        if limits is not None and (limits.identity is identity or limits.identity == identity):
+        if connection.client is client:
+            return
+        identity = client.grant.identity
+        audit_login(connection, identity)
+        self._enter(connection, identity)
+        connection.client = client
+
+    def _enter(self, connection: HttpConnection, identity: Identity) -> None:
+        if connection.limits is not None and connection.limits.identity == identity:
             return
         connection.leave_limits()
         if connection.transport is None:  # the client has disconnected meanwhile

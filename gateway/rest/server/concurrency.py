@@ -7,8 +7,6 @@ from typing import Annotated, Final
 import msgspec
 
 from flowcontrol.admission import Admission, Refusal
-from gateway.net.http_server import HttpConnection
-from gateway.security.identity import Identity
 from gateway.statistics import counter, gauge
 from protocols.rest.errors import busy, too_many
 
@@ -36,23 +34,15 @@ class ConcurrencyLimit:
         self._places = Admission(limit, limit_per_client)
         self._counts = ConcurrencyStatistics()
 
-    def enter(self, connection: HttpConnection, identity: Identity) -> str:
-        """Count a request.
-
-        Returns:
-            The client, for `leave`: its login's name and tenant, or the address of an anonymous client.
+    def enter(self, client: str) -> None:
+        """Count a request of a client (`AuthenticatedClient.share`).
 
         Raises:
             RestError: 503 over the total limit, 429 over the client's; the request is not counted.
         """
-        client = identity.name
-        if identity.method == "anonymous":
-            client = f"/{connection.address}"  # cannot be mistaken for a login's name
-        elif identity.tenant is not None:
-            client = f"{identity.tenant}\0{client}"  # two tenants may have the same name
         refusal = self._places.enter(client)
         if refusal is None:
-            return client
+            return
         if refusal is Refusal.FULL:
             self._counts.refused_total += 1
             raise busy(_FULL, close=True)

@@ -15,7 +15,6 @@ from aiohttp import hdrs, web
 from gateway.net.http_requests import Prepared, Request
 from gateway.net.http_server import HttpConnection
 from gateway.rest.server.answers import control_answer, direct_answer
-from gateway.rest.server.audited import note_client
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.overload import ProduceSlot
@@ -79,11 +78,10 @@ class KnownRequest:
             return False
         request = DirectRequest(self, connection)
         connection.begin_direct(request)
-        identity = client.grant.identity
         try:
-            note_client(connection, identity)
-            request.client = dispatcher.concurrency.enter(connection, identity)
-            dispatcher.limits.enter(connection, identity)
+            dispatcher.limits.enter(connection, client)
+            dispatcher.concurrency.enter(client.share)
+            request.client = client.share
             self.begin(request, client.grant, body)
         except Exception as error:  # the dispatcher answers and logs it
             request.fail(error)

@@ -22,12 +22,12 @@ class ListedConnection:
     @property
     def identifier(self) -> str:
         """The client's address; "" before the first authenticated request and while it closes."""
-        return "" if self.socket.identity is None or self.socket.left else f"http/{self.socket.peer}"
+        return "" if self.socket.client is None or self.socket.left else f"http/{self.socket.peer}"
 
     @property
     def principal(self) -> str | None:
         """The principal of the latest request."""
-        return None if self.socket.identity is None else self.socket.identity.name
+        return None if self.socket.client is None else self.socket.client.grant.identity.name
 
     @property
     def subject(self) -> str:

@@ -55,11 +55,9 @@ class OverloadGuard:
         publisher = self._publisher
         if not publisher.gate.is_open:
             raise self._refuse("Kafka is slower than its senders; try again")
-        budget = publisher.budget
-        if publisher.known_topic(topic) is not None:
-            budget = publisher.budgets.topic(topic)
-            if not budget.gate.is_open:
-                raise self._refuse(f"Topic {topic} is slower than its senders; try again")
+        budget = publisher.budgets.of(topic)
+        if not budget.gate.is_open:
+            raise self._refuse(f"Topic {topic} is slower than its senders; try again")
         # A body larger than the whole budget never fits: it is refused elsewhere (413), or published alone.
         if SMALL < size <= budget.bytes_limit and not budget.fits(size):
             raise self._refuse(f"Topic {topic} is slower than its senders, and {size} bytes are too many; try again")

@@ -16,7 +16,7 @@ from gateway.net.http_server import SERVER, HttpConnection
 from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
 from gateway.observe.tracing import Tracing
 from gateway.rest.server.answers import error_answer
-from gateway.rest.server.audited import audit_denied, audit_refusal, note_client
+from gateway.rest.server.audited import audit_denied, audit_refusal
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
 from gateway.rest.server.client_limits import RequestLimits
@@ -148,9 +148,9 @@ class RequestDispatcher:
         client = await self.login.authenticate(request, token_in_query=TOKEN_PARAMETER in operation.query)
         connection = cast("HttpConnection", request.protocol)
         connection.identified()
-        note_client(connection, client.grant.identity)
-        work.client = self.concurrency.enter(connection, client.grant.identity)
-        self.limits.enter(connection, client.grant.identity)
+        self.limits.enter(connection, client)
+        self.concurrency.enter(client.share)
+        work.client = client.share
         work.call = call = Call(request, operation, client, self._bodies, self)
         if work.fields:
             call.answer_headers.update(work.fields)

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from aiohttp import web
 
+from gateway.net.http_requests import AuthenticatedClient
 from gateway.net.http_server import HttpConnection
-from gateway.security.authorization import AccessList, Grant
+from gateway.security.authorization import AccessList
 from gateway.security.credentials import name_and_password
 from gateway.security.fair_queue import Busy, Unavailable
 from gateway.security.identity import Identity
 from gateway.security.origins import Origins
-from gateway.security.tenants import NoTenantError
+from gateway.security.tenants import NoTenantError, without_tenant
 from protocols.rest.errors import RestError, busy
 
 BASIC_CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'
 BEARER_CHALLENGE: Final = 'Bearer realm="trivium"'
 FAULT: Final = ', error="invalid_token"'  # RFC 6750 part 3.1
 TOKEN_PARAMETER: Final = "access_token"  # noqa: S105 - its name
-
-
-class AuthenticatedClient(NamedTuple):
-    """A client's identity and rights. Its credentials expire at `expires_ms` (epoch milliseconds), or never if None."""
-
-    grant: Grant
-    expires_ms: int | None
 
 
 class RequestLogin:
@@ -99,15 +93,32 @@ class RequestLogin:
                     identity, expires_ms = shown.identity, shown.expires_ms
         return None if identity is None else self._admitted(connection, identity, expires_ms)
 
-    def _admitted(self, connection: HttpConnection, identity: Identity, expires_ms: int | None) -> AuthenticatedClient:
-        access = self._access_list
-        if access.by_certificate:
-            identity = identity.with_certificate(connection.peercert)
+    def _admitted(self, connection: HttpConnection, login: Identity, expires_ms: int | None) -> AuthenticatedClient:
+        """Return the client with its rights; the one that the connection has if it is the same under the same rules."""
+        access, assign_tenant, last = self._access_list, connection.entrance.assign_tenant, connection.client
+        if (
+            last is not None
+            and last.login == login
+            and last.rules is access.rulebook
+            and last.expires_ms == expires_ms
+            and assign_tenant is without_tenant  # others count their tenants' requests
+        ):
+            return last
+        certificate = connection.peercert
+        identity = login.with_certificate(certificate) if access.by_certificate else login
         try:
-            identity = connection.entrance.assign_tenant(identity, connection.peercert)
+            identity = assign_tenant(identity, certificate)
         except NoTenantError as error:
             raise forbidden(str(error)) from None
-        return AuthenticatedClient(access.for_client(identity, peer=connection.peer), expires_ms)
+        grant = access.for_client(identity, peer=connection.peer)
+        return AuthenticatedClient(grant, expires_ms, share_of(identity, connection.address), login, access.rulebook)
+
+
+def share_of(identity: Identity, address: str) -> str:
+    """Return what a client's concurrent requests are counted by: its name and tenant, or an anonymous one's address."""
+    if identity.method == "anonymous":
+        return f"/{address}"  # cannot be mistaken for a login's name
+    return identity.name if identity.tenant is None else f"{identity.tenant}\0{identity.name}"
 
 
 async def _by_credentials(connection: HttpConnection, header: str) -> tuple[Identity, int | None]:

@@ -58,7 +58,7 @@ class Feed:
         self.watched = False
         self.watching = asyncio.Lock()
         self.lingering: asyncio.TimerHandle | None = None
-        self._record: Received | None = None
+        self._record: Received  # most recently selected
         self._encoded: dict[Form, bytes] = {}
         self._position: str | None = None
 
@@ -100,7 +100,6 @@ class Feed:
         kept = self._encoded
         data = kept.get(form)
         if data is None:
-            assert self._record is not None
             data = form(self._record, self.position)
             if not kept or (len(kept) < SHARED_FORMS and len(data) <= SHARED_BYTES):
                 kept[form] = data
@@ -196,8 +195,10 @@ class FeedSubscriber:
         return format_position(self._own or self._live_reader.positions(self.feed.topic, self))
 
     def leave(self) -> None:
-        """End the stream."""
-        self._feeds.leave(self)
+        """End the stream; it may have ended before."""
+        if self.feed.remove(self):
+            self._live_reader.forget(self)
+            self._feeds.release(self.feed)
 
     def _wants(self, record: Received) -> bool:
         if self._partition is not None and record.partition != self._partition:
@@ -255,7 +256,7 @@ class Feeds:
                     await self.live_reader.watch(topic, feed)
                     feed.watched = True
         except BaseException:
-            self._release(feed)
+            self.release(feed)
             raise
         subscriber = FeedSubscriber(self, feed, form, sink, chosen=chosen, subscribe=subscribe, partition=partition)
         # No await from here on: the live reader must not pass a record meanwhile.
@@ -268,13 +269,6 @@ class Feeds:
         subscriber.begin(start)
         return subscriber
 
-    def leave(self, subscriber: FeedSubscriber) -> None:
-        """End a stream (`FeedSubscriber.leave`)."""
-        feed = subscriber.feed
-        if feed.remove(subscriber):
-            self.live_reader.forget(subscriber)
-            self._release(feed)
-
     def stop(self) -> None:
         """End all streams."""
         for feed in list(self._feeds.values()):
@@ -283,7 +277,8 @@ class Feeds:
             feed.subscribers = {}  # so that a later `leave` does nothing
             self._end(feed)
 
-    def _release(self, feed: Feed) -> None:
+    def release(self, feed: Feed) -> None:
+        """Note that a stream has left, or was not opened; a topic without streams is watched for `LINGER_S` longer."""
         feed.users -= 1
         assert feed.users >= 0
         if not feed.users:

@@ -25,7 +25,7 @@ class Receiver(Protocol):
         """Whether one more record can be sent."""
 
     def deliver(self, record: Received) -> None:
-        """Send a record; it is settled later, through its `GroupSubscriber`."""
+        """Send a record; it is settled later, through the `membership`."""
 
     @property
     def subject(self) -> str:
@@ -47,7 +47,8 @@ class GroupSubscriber:
         self._receiver = receiver
         self._chosen = chosen
         self._services = services
-        self._membership: Membership | None = None
+        self._joined = False
+        self.membership: Membership  # while it has joined; settles the delivered records
 
     async def join(self, grant: Grant, group: str, topic: str, start: str | None) -> None:
         """Join the client's group, and accept records from now on.
@@ -61,14 +62,15 @@ class GroupSubscriber:
         services, group = self._services, grant.names.group(group)
         await services.names.admit(grant, group, topic)
         reset: OffsetReset = "earliest" if start == BEGINNING else "latest"
-        self._membership = await services.groups.join(group, [topic], self, offset_reset=reset)
+        self.membership = await services.groups.join(group, [topic], self, offset_reset=reset)
+        self._joined = True
         self._holding.gate.subscribe(self._share_changed)
         self.wake()
 
     @property
     def _ready(self) -> bool:
         """Whether it has joined, the stream is ready, and the client's share of the budget is not used up."""
-        return self._membership is not None and self._holding.gate.is_open and self._receiver.ready
+        return self._joined and self._holding.gate.is_open and self._receiver.ready
 
     @property
     def demand(self) -> int:
@@ -77,19 +79,18 @@ class GroupSubscriber:
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Deliver or decline a record; False if the stream is not ready (`contracts.Subscriber`)."""
-        membership = self._membership
-        if membership is None or not self._ready:
+        if not self._ready:
             return False
         if self._chosen.matches(record):
             self._receiver.deliver(record)
         else:
-            membership.decline(record)
+            self.membership.decline(record)
         return True
 
     def wake(self) -> None:
         """Request records again if the stream is ready."""
-        if self._membership is not None and self._ready:
-            self._membership.wake()
+        if self._ready:
+            self.membership.wake()
 
     def hold(self, size: int, records: int) -> None:
         """Count the client's unsettled records, and their `size` in bytes, in the budget."""
@@ -102,28 +103,14 @@ class GroupSubscriber:
         else:
             pauses.begin(OUTGOING_BUDGET, self, self._receiver.subject)
 
-    def done(self, record: Received) -> None:
-        """Settle a delivered record."""
-        assert self._membership is not None
-        self._membership.done(record)
-
-    def requeue(self, record: Received, *, failed: bool) -> None:
-        """Return a delivered record to the group; with `failed` it counts as a failed attempt."""
-        assert self._membership is not None
-        self._membership.requeue(record, failed=failed)
-
-    def attempts(self, record: Received) -> int:
-        """Return how often the record was delivered before."""
-        assert self._membership is not None
-        return self._membership.attempts(record)
-
     def leave(self) -> None:
         """Leave the group; unsettled records return to it."""
-        membership, self._membership = self._membership, None
         self._holding.hold(0)
-        if membership is not None:
+        if self._joined:
+            self._joined = False
             self._holding.gate.unsubscribe(self._share_changed)  # it refers to us: no reference cycle may be left
-            self._services.spawn(membership.leave(failed=False))
+            self._services.spawn(self.membership.leave(failed=False))
+            del self.membership
 
 
 def is_refused(grant: Grant, topic: str, group: str | None) -> bool:

@@ -186,9 +186,9 @@ class Subscription:
             source, record, size = found
             self._held -= size
             if failed is None:
-                source.done(record)
+                source.membership.done(record)
             else:
-                source.requeue(record, failed=failed)
+                source.membership.requeue(record, failed=failed)
         if isinstance(self._source, GroupSubscriber):
             self._source.hold(self._held, len(self._unsettled))
         self.wake()
@@ -231,7 +231,7 @@ class Subscription:
         self._spend()
         self._delivery += 1
         line = view_line(self._grant.names.shown(record), self._message.format)
-        frame = text_frame(delivery_message(self.name, line, self._delivery, source.attempts(record)))
+        frame = text_frame(delivery_message(self.name, line, self._delivery, source.membership.attempts(record)))
         self._unsettled[self._delivery] = (source, record, len(frame))
         self._held += len(frame)
         source.hold(self._held, len(self._unsettled))

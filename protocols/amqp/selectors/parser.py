@@ -103,21 +103,22 @@ def _words(text: str) -> list[_Word]:
                 at += 1
             raise SelectorError("an unterminated string" if text[at] == "'" else "an unexpected character", at)
         kind = match.lastgroup or ""
-        value, start, at = match[kind], match.start(kind), match.end()
+        value: Any = match[kind]
+        start, at = match.start(kind), match.end()
         if kind in ("float", "hex", "int"):
             if _JOINED.match(text, at):
                 raise SelectorError("a number that runs into a name", start)
-            found.append(_Word("number", _literal(kind, value, start), start))
+            kind, value = "number", _literal(kind, value, start)
         elif kind == "text":
-            found.append(_Word("text", value[1:-1].replace("''", "'"), start))
+            value = value[1:-1].replace("''", "'")
         elif kind == "name" and value.upper() in _KEYWORDS:
-            found.append(_Word(value.upper(), value, start))
-        elif kind in ("name", "quoted"):
-            found.append(_Word("name", value, start))
+            kind = value.upper()
+        elif kind == "quoted":
+            kind = "name"
         elif kind == "sign":
-            found.append(_Word(value, value, start))
-        else:
-            found.append(_Word("end", "", start))
+            kind = value
+        found.append(_Word(kind, value, start))
+        if kind == "end":
             return found
 
 
@@ -208,22 +209,19 @@ class _Parser:
         return node.get
 
     def _either(self) -> _Node:
-        first = self._both()
-        if self._word.kind != "OR":
-            return first
-        parts = [self._condition(first)]
-        while self._take("OR"):
-            parts.append(self._condition(self._both()))
-        return _Node(_Kind.CONDITION, combination(parts, decisive=True), first.position)
+        return self._combined("OR", self._both, decisive=True)
 
     def _both(self) -> _Node:
-        first = self._negated()
-        if self._word.kind != "AND":
+        return self._combined("AND", self._negated, decisive=False)
+
+    def _combined(self, keyword: str, part: Callable[[], _Node], *, decisive: bool) -> _Node:
+        first = part()
+        if self._word.kind != keyword:
             return first
         parts = [self._condition(first)]
-        while self._take("AND"):
-            parts.append(self._condition(self._negated()))
-        return _Node(_Kind.CONDITION, combination(parts, decisive=False), first.position)
+        while self._take(keyword):
+            parts.append(self._condition(part()))
+        return _Node(_Kind.CONDITION, combination(parts, decisive=decisive), first.position)
 
     def _negated(self) -> _Node:
         position = self._word.position
@@ -240,11 +238,13 @@ class _Parser:
         left = self._sum()
         word = self._take("=", "<>", "<", "<=", ">", ">=")
         if word is not None:
-            right = self._sum()
-            if word.kind in ("=", "<>"):
-                get = self._equality(left, right, equal=word.kind == "=")
+            right, sign = self._sum(), word.kind
+            if sign in ("=", "<>") and left.kind is _Kind.ANY and isinstance(right.literal, str):
+                get = text_equality(left.get, right.literal, equal=sign == "=")
+            elif sign in ("=", "<>"):
+                get = equality(left.get, right.get, equal=sign == "=")
             else:
-                get = ordering(word.kind, self._of(left, _Kind.NUMBER), self._of(right, _Kind.NUMBER))
+                get = ordering(sign, self._of(left, _Kind.NUMBER), self._of(right, _Kind.NUMBER))
             return _Node(_Kind.CONDITION, get, left.position)
         if self._take("IS"):
             negated = self._take("NOT") is not None
@@ -266,12 +266,6 @@ class _Parser:
         else:
             return left
         return _Node(_Kind.CONDITION, get, left.position)
-
-    @staticmethod
-    def _equality(left: _Node, right: _Node, *, equal: bool) -> Getter:
-        if left.kind is _Kind.ANY and isinstance(right.literal, str):
-            return text_equality(left.get, right.literal, equal=equal)
-        return equality(left.get, right.get, equal=equal)
 
     def _between(self, left: _Node, negated: bool) -> Getter:
         value = self._of(left, _Kind.NUMBER)

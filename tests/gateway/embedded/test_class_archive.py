@@ -9,15 +9,15 @@ from pathlib import Path
 
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.class_archive import archive_path
-from gateway.embedded.class_recording import KEPT, remove_useless
 from gateway.embedded.jars import cache_directory, ensure_jars
 from gateway.embedded.java import find_java
 from tests.support.processes import maps
+from tools.class_recording import KEPT, remove_useless
 
 
 async def test_a_broker_maps_what_another_has_recorded(stoppable: EmbeddedBroker) -> None:
     """The tests' brokers start with the options for the archive."""
-    recording = await asyncio.create_subprocess_exec(sys.executable, "-m", "gateway.embedded.class_recording", "kafka")
+    recording = await asyncio.create_subprocess_exec(sys.executable, "-m", "tools.class_recording", "kafka")
     assert await recording.wait() == 0
     archive = archive_path("kafka", find_java(), ensure_jars("kafka"), cache_directory())
     assert maps(stoppable.pid, archive)

@@ -16,6 +16,7 @@ import pytest
 
 from gateway.embedded import ivy, jars
 from gateway.embedded.jars import Jar, JarError, ensure_jars
+from tools.fetch_jars import SETS, main
 from tools.lock_jars import TESTS_LOCK, TESTS_WISHES
 
 ROOT = Path(__file__).parents[3]
@@ -106,7 +107,7 @@ def fetch(environment: dict[str, str]) -> list[Path]:
 
 
 def start(environment: dict[str, str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "gateway.embedded.jars", "spark"]
+    command = [sys.executable, "-m", "tools.fetch_jars", "spark"]
     return subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
@@ -201,7 +202,7 @@ def test_command_line_says_one_line(environment):
     process = start(environment)
     _, text = process.communicate()
     assert (process.returncode, text) == (1, "TRIVIUM_IVY_SETTINGS names /no/such/file, which is not a file\n")
-    assert jars.main(["beam"]) == 2
+    assert main(["beam"]) == 2
 
 
 def test_unwritable_cache_is_named(environment, tmp_path):
@@ -232,7 +233,7 @@ def test_cache_directory(tmp_path):
 
 
 def test_locks_name_every_jar_once():
-    for name, lock in [*((name, None) for name in jars.SETS), *((name, TESTS_LOCK) for name in TESTS_WISHES)]:
+    for name, lock in [*((name, None) for name in SETS), *((name, TESTS_LOCK) for name in TESTS_WISHES)]:
         locked = jars.locked_jars(name, lock)
         assert all(isinstance(jar, Jar) and len(bytes.fromhex(jar.sha256)) == 32 for jar in locked)
         assert len({jar.file_name for jar in locked}) == len(locked)

@@ -16,8 +16,6 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from proton import ConnectionException, Message
 from proton.utils import BlockingConnection, LinkDetached, SendException
 
-from gateway.embedded.cluster import Cluster
-from gateway.embedded.secured import USER
 from gateway.kafka.cluster.rights import Operation
 from gateway.kafka.driver.acl_requests import ALL, GROUP, TOPIC, Acl
 from tests.support.gateway import GatewayProcess
@@ -25,6 +23,8 @@ from tests.support.mqtt import PahoClient
 from tests.support.secured import Acls, secured_of
 from tests.support.topics import until_led
 from tests.support.waiting import wait_until
+from tools.cluster import Cluster
+from tools.secured import USER
 
 RUN: Final = uuid.uuid4().hex[:8]
 EXACT, PREFIXED, CLOSED, FAR, OTHER = (f"{name}-{RUN}" for name in ("exact", "prefix-a", "closed", "far", "other"))

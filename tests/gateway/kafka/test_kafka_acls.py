@@ -21,14 +21,11 @@ from proton import ConnectionException
 from proton.utils import BlockingConnection
 
 from gateway.config import Config, ConfigError, KafkaConfig, SecurityConfig
-from gateway.embedded.cluster import Cluster
-from gateway.embedded.secured import CLIENTS
 from gateway.kafka.cluster.doctor import Finding, examine
 from gateway.kafka.cluster.rights import Operation
 from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.driver.acl_requests import ALL, GROUP, TOPIC, Acl
-from gateway.kafka.driver.rights_requests import Rights
-from gateway.kafka.driver.wire import EncodedRequest
+from gateway.kafka.driver.wire import EncodedRequest, rights_request
 from gateway.listeners import make_servers
 from gateway.security.acl_source import AclSource
 from gateway.security.authorization import AccessList, Grant
@@ -43,6 +40,8 @@ from tests.support.mqtt import RawClient
 from tests.support.secured import Acls, secured_of
 from tests.support.topics import until_led
 from tests.support.waiting import wait_until
+from tools.cluster import Cluster
+from tools.secured import CLIENTS
 
 RUN: Final = uuid.uuid4().hex[:8]
 NAMES: Final = tuple(f"acl-{RUN}{end}" for end in ("", "-a", "-ab", "-b", ".c"))
@@ -71,8 +70,8 @@ class User:
 
     async def topics(self) -> dict[str, int | None]:
         """Return the allowed operations of each topic, one bit per operation; None when the topic is hidden."""
-        answer = await self._queries.request(Rights(NAMES))
-        return {name: None if error else operations for error, name, _, _, operations in answer.topics}
+        answer = await self._queries.request(rights_request(NAMES))
+        return {name: None if topic.error else topic.operations for name, topic in answer.topics.items()}
 
     async def groups(self) -> dict[str, int | None]:
         body = struct.pack(">i", len(NAMES)) + b"".join(struct.pack(">h", len(name)) + name.encode() for name in NAMES)

@@ -19,8 +19,6 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 
 from gateway.config import ConfigError, KafkaConfig
-from gateway.embedded.cluster import Cluster
-from gateway.embedded.secured import USER, Authority
 from gateway.kafka.driver.admin_client import AdminClient
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.driver.kafka_consumer import group_consumer, log_consumer, poll
@@ -35,6 +33,8 @@ from tests.support.gateway import GatewayProcess, wait_until
 from tests.support.mqtt import RawClient
 from tests.support.secured import TokenEndpoint, secured_of
 from tests.support.topics import create_topic, read_all
+from tools.cluster import Cluster
+from tools.secured import USER, Authority
 
 CANARY = "ca/nary+7"
 

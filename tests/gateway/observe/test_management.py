@@ -22,10 +22,12 @@ from gateway.config import Address, SecurityConfig
 from gateway.kafka.cluster.topic_safety import TopicReport, TopicsReport
 from gateway.kafka.contracts import Refused
 from gateway.net.strangers import StrangersStatistics
+from gateway.observe.client_pages import ClientPages
 from gateway.observe.console import MOST
 from gateway.observe.flow import Flow
-from gateway.observe.management import Management, Route
+from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
+from gateway.observe.trace_pages import TracePages
 from gateway.pauses import Pauses
 from gateway.security.origins import Hosts, Origins
 from mapping.outcomes import Outcome
@@ -164,7 +166,8 @@ async def test_pages_of_other_sites_may_not_look(http: aiohttp.ClientSession, st
 
 async def test_seen_from_elsewhere_the_figures_need_a_password(http: aiohttp.ClientSession, start: Start) -> None:
     gateway = Gateway()
-    management = await start(EVERYWHERE, ready=gateway.state, admit=gateway.admit)
+    more = [*ClientPages(None).routes(), *TracePages(None).routes()]
+    management = await start(EVERYWHERE, ready=gateway.state, admit=gateway.admit, more=more)
     base = f"http://127.0.0.1:{management.port}"
     assert (await get(http, f"{base}/healthy"))[0] == 200
     status, _, body = await get(http, f"{base}/ready")
@@ -173,6 +176,9 @@ async def test_seen_from_elsewhere_the_figures_need_a_password(http: aiohttp.Cli
         async with http.get(f"{base}{path}") as response:
             assert response.status == 401
             assert response.headers["WWW-Authenticate"].startswith("Basic ")
+    for method, path in (("HEAD", "/metrics"), ("POST", "/drain"), ("DELETE", "/clients/mqtt/a"), ("POST", "/trace")):
+        async with http.request(method, f"{base}{path}") as response:
+            assert response.status == 401
     for header in ("Basic", "Basic !!!", "Bearer x", "Basic YW5u", "Basic /w==", "Basic é"):
         assert (await get(http, f"{base}/metrics", headers={"Authorization": header}))[0] == 401
     assert gateway.asked == []
@@ -214,7 +220,7 @@ async def test_a_client_that_leaves_amid_its_request_is_no_error(
         finally:
             ended.set()
 
-    management = await start(more=[Route("POST", "/trace", read)])
+    management = await start(more=[web.post("/trace", read)])
     _, writer = await asyncio.open_connection("127.0.0.1", management.port)
     writer.write(b"POST /trace HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{")
     await writer.drain()

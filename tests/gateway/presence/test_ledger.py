@@ -281,7 +281,7 @@ def test_while_kafka_takes_nothing_who_comes_and_goes_is_forgotten(monkeypatch: 
         one.leave(f"mqtt/{number}", number, Ended(CLIENT), 1)
     one.leave("mqtt/told", 0, Ended(CLIENT), 2)
     assert len(one.due) <= 12
-    assert one.forgotten >= 89
+    assert one.counts.forgotten_total >= 89
     told = decode(one.take("mqtt/told", 2) or b"")
     assert told is not None
     assert (told.state, told.since, told.reason) == ("offline", 2, Ended(CLIENT))
@@ -304,6 +304,6 @@ def test_records_that_are_no_gateways_are_ignored() -> None:
         *(msgspec.json.encode({**good, **field}) for field in wrong),
     ):
         assert not one.apply(KEY, bad, own=False)
-    assert one.invalid == 9
+    assert one.counts.invalid_total == 9
     assert not closed
     assert one.is_idle

@@ -15,14 +15,12 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import ConsumerRecord
 from msgspec.structs import replace
 
-from gateway.assembly import Log
+from gateway.assembly import ListenerSecurity, Log
 from gateway.config import AccessRule, Address, BudgetConfig, SecurityConfig
 from gateway.listeners import make_rest
 from gateway.observe.tracing import Tracing
 from gateway.rest.listener import RestServer
 from gateway.security.access_rules import ListedRules
-from gateway.security.authentication import Authenticator
-from gateway.security.authorization import AccessList
 from gateway.security.identity import Identity
 from tests.support.assembled import assembled
 
@@ -39,10 +37,11 @@ class ChangingRules(ListedRules):
 class Gateway:
     """The gateway of a test, and clients for it."""
 
-    def __init__(self, listener: RestServer, log: Log, authenticator: Authenticator, access_list: AccessList) -> None:
+    def __init__(self, listener: RestServer, log: Log, security: ListenerSecurity) -> None:
         self.listener = listener
-        self.authenticator = authenticator
-        self.access_list = access_list
+        self.authenticator = security.authenticator
+        self.access_list = security.access_list
+        self.tenants = security.tenants
         self.publisher = log.publisher
         self.topics = log.topics
         self.live_reader = log.live_reader
@@ -89,7 +88,7 @@ async def running_gateway(
         listener = make_rest(made.process, shared, made.log, made.state)
         await listener.start()
         try:
-            yield Gateway(listener, made.log, shared.authenticator, shared.access_list)
+            yield Gateway(listener, made.log, shared)
         finally:
             listener.stop_receiving()
             await made.log.publisher.drain(1.0)

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from gateway.config import ConfigError, SecurityConfig
 from gateway.security.authentication import Authenticator
 from gateway.security.identity import Identity
+from tests.support.listeners import entrance
 
 SQL = "amqtt.contrib.auth_db.UserAuthDBPlugin"
 HTTP = "amqtt.contrib.http.UserAuthHttpPlugin"
@@ -212,4 +213,4 @@ async def test_a_plugin_that_does_not_start_stops_the_start() -> None:
 
 def test_plugins_are_read_from_the_configuration_file() -> None:
     parsed = TypeAdapter(SecurityConfig).validate_python({"plugins": {HTTP: {"host": "127.0.0.1", "port": 1}}})
-    assert Authenticator(parsed).checks_passwords
+    assert "PLAIN" in entrance(Authenticator(parsed)).offers()

@@ -25,6 +25,7 @@ from gateway.security.fair_queue import Busy
 from gateway.security.identity import ANONYMOUS, Identity
 from gateway.security.scram import derive
 from gateway.security.user_files import scram_line
+from tests.support.listeners import entrance
 from tests.support.waiting import wait_until
 
 PEER = "192.0.2.1:50000"
@@ -189,17 +190,17 @@ def test_a_missing_password_file_stops_the_start(tmp_path: Path) -> None:
 
 async def test_without_a_back_end_a_name_proves_nothing() -> None:
     assert await login(SecurityConfig(), "ann", "x") == ANONYMOUS
-    assert Authenticator(SecurityConfig()).anonymous() == ANONYMOUS
+    assert entrance(Authenticator(SecurityConfig())).anonymous() == ANONYMOUS
 
 
 def test_anonymous_only_where_allowed(password_file: Path) -> None:
     closed = Authenticator(SecurityConfig(allow_anonymous=False, password_file=password_file))
-    assert closed.anonymous() is None
-    assert closed.offers() == ("PLAIN",)
-    assert closed.offers(certificate=True) == ("EXTERNAL", "PLAIN")
+    assert entrance(closed).anonymous() is None
+    assert entrance(closed).offers() == ("PLAIN",)
+    assert entrance(closed).offers(certificate=True) == ("EXTERNAL", "PLAIN")
     mixed = Authenticator(SecurityConfig(password_file=password_file))
-    assert mixed.offers() == ("PLAIN", "ANONYMOUS")
-    assert Authenticator(SecurityConfig()).offers() == ("ANONYMOUS",)
+    assert entrance(mixed).offers() == ("PLAIN", "ANONYMOUS")
+    assert entrance(Authenticator(SecurityConfig())).offers() == ("ANONYMOUS",)
 
 
 async def test_a_wrong_password_is_not_anonymous_where_both_are_allowed(password_file: Path) -> None:
@@ -422,11 +423,6 @@ async def test_no_password_is_ever_told(
         assert not errors
 
 
-async def test_asking_before_the_start_is_our_mistake() -> None:
-    with pytest.raises(RuntimeError, match="not started"):
-        await Authenticator(with_plugin()).authenticate_password("ann", SECRET, peer=PEER)
-
-
 @pytest.mark.parametrize(
     ("peercert", "name"),
     [
@@ -440,7 +436,7 @@ async def test_asking_before_the_start_is_our_mistake() -> None:
     ],
 )
 def test_names_in_certificates(peercert: dict[str, Any] | None, name: str | None) -> None:
-    identity = Authenticator(SecurityConfig()).identify_certificate(peercert)
+    identity = entrance(Authenticator(SecurityConfig())).identify_certificate(peercert)
     assert identity == (Identity(name, "certificate") if name else None)
 
 

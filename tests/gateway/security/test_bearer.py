@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from gateway.config import Address, AmqpConfig, Config, ConfigError, ManagementConfig, SecurityConfig
 from gateway.ports import check_exposure
-from gateway.security.authentication import Authenticator
-from gateway.security.exchange import Done, Exchange, Failed
+from gateway.security.authentication import Authenticator, Exchange
+from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.identity import Identity
-from gateway.security.scram import Continue
 from gateway.security.tokens import VerifiedToken
+from tests.support.listeners import entrance
 from tests.support.oauth import NOW_MS, key_set, oauth_options, token
 
 PEER = "192.0.2.1:50000"
@@ -150,8 +150,8 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Authenticator:
 async def test_what_is_offered(make: Make) -> None:
     authenticator = make()
     await authenticator.run()  # the keys are in a file: nothing to do
-    assert authenticator.takes_tokens
-    assert authenticator.offers() == ("OAUTHBEARER", "XOAUTH2")
+    assert entrance(authenticator).takes_tokens
+    assert entrance(authenticator).offers() == ("OAUTHBEARER", "XOAUTH2")
     assert authenticator.exchange("SCRAM-SHA-256", peer=PEER) is None
     plain = Authenticator(SecurityConfig())
     assert plain.exchange("OAUTHBEARER", peer=PEER) is None

@@ -12,11 +12,12 @@ from aiokafka.conn import ScramAuthenticator
 from gateway.config import Config, ConfigError, MqttConfig, SecurityConfig
 from gateway.ports import check_exposure
 from gateway.security import throttle
-from gateway.security.authentication import Authenticator
-from gateway.security.exchange import Done, Exchange, Failed
+from gateway.security.authentication import Authenticator, Exchange
+from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.identity import Identity
-from gateway.security.scram import Continue, derive
+from gateway.security.scram import derive
 from gateway.security.user_files import scram_line
+from tests.support.listeners import entrance
 
 PEER = "192.0.2.1:50000"
 MECHANISM = "SCRAM-SHA-256"
@@ -95,6 +96,19 @@ async def test_who_knows_the_password_is_the_user(scram_file: Path, user: str, p
         assert (statistics.accepted_total, statistics.refused_total, sleeper.pauses) == (0, 1, [1.0])
 
 
+async def test_a_client_that_waits_for_the_server_is_asked(scram_file: Path) -> None:
+    authenticator = make(scram_file)
+    exchange = authenticator.exchange(MECHANISM, peer=PEER)
+    assert exchange is not None
+    assert await exchange.step(None) == Continue(b"")
+    assert isinstance(await run(exchange, "ann", "secret"), Done)
+    for messages in ([None, None], [b"n,,n=ann,r=c", None]):
+        exchange = authenticator.exchange(MECHANISM, peer=PEER)
+        assert exchange is not None
+        steps = [await exchange.step(message) for message in messages]
+        assert isinstance(steps[-1], Failed)
+
+
 async def test_failures_of_all_kinds_are_slowed_down_together(scram_file: Path) -> None:
     sleeper = Sleeper()
     authenticator = make(scram_file, sleeper)
@@ -137,12 +151,12 @@ async def test_the_user_that_is_expected(scram_file: Path) -> None:
 
 def test_only_mechanisms_that_somebody_has_are_offered(scram_file: Path) -> None:
     authenticator = make(scram_file)
-    assert authenticator.offers() == (MECHANISM,)
-    assert authenticator.offers(certificate=True) == ("EXTERNAL", MECHANISM)
+    assert entrance(authenticator).offers() == (MECHANISM,)
+    assert entrance(authenticator).offers(certificate=True) == ("EXTERNAL", MECHANISM)
     assert authenticator.exchange("SCRAM-SHA-512", peer=PEER) is None
     assert authenticator.exchange("PLAIN", peer=PEER) is None
     scram_file.write_text(line("ann", "secret") + line("ann", "secret", "SCRAM-SHA-512"))
-    assert make(scram_file, allow_anonymous=True).offers() == ("SCRAM-SHA-512", MECHANISM, "ANONYMOUS")
+    assert entrance(make(scram_file, allow_anonymous=True)).offers() == ("SCRAM-SHA-512", MECHANISM, "ANONYMOUS")
     assert Authenticator(SecurityConfig()).exchange(MECHANISM, peer=PEER) is None
 
 
@@ -150,7 +164,7 @@ async def test_a_password_proves_nothing_where_only_scram_is_served(scram_file: 
     authenticator = make(scram_file)
     await authenticator.start()
     assert await authenticator.authenticate_password("ann", "secret", peer=PEER) is None
-    assert authenticator.anonymous() is None
+    assert entrance(authenticator).anonymous() is None
     await authenticator.stop()
 
 

@@ -49,13 +49,13 @@ async def gateway_names(bootstrap: str, clock: Clock) -> AsyncIterator[GroupName
         catch_up_reader = CatchUpReader(kafka, process.spawn, lookup, consumers=1)
         groups = Groups(kafka, process.spawn, lookup, catch_up_reader, random=random.random)
         names = GroupNames(
+            process.state,
             groups,
             process.topics,
             anonymous=True,
             wall_clock=clock,
             random_id=lambda: secrets.token_hex(8),
         )
-        names.bind(process.state)
         await process.state.start()
         await asyncio.wait_for(process.state.loaded.wait(), WITHIN_S)
         yield names

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import trustme
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -20,8 +21,9 @@ from cryptography.hazmat.primitives.serialization import (
 from gateway.config import ConfigError, SecurityConfig
 from gateway.security.authentication import Authenticator
 from gateway.security.identity import Identity
-from gateway.security.tls import Certificates, Tls
+from gateway.security.tls import Certificates
 from gateway.settings.listeners import TlsConfig
+from tests.support.listeners import entrance
 
 HOST = "127.0.0.1"
 AUTHORITY = trustme.CA()
@@ -65,15 +67,20 @@ def client_context(leaf: trustme.LeafCert | None = None) -> ssl.SSLContext:
 
 
 Seen = list[dict[str, Any] | None]
-Serve = Callable[[Tls], Awaitable[tuple[int, Seen]]]
+Serve = Callable[[TlsConfig], Awaitable[tuple[int, Seen]]]
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
+def certificates() -> Certificates:
+    return Certificates()
+
+
+@pytest.fixture
+async def serve(certificates: Certificates) -> AsyncIterator[Serve]:
     """Starts a server that sends one line to each client and records the client certificates."""
     servers: list[asyncio.Server] = []
 
-    async def start(tls: Tls) -> tuple[int, Seen]:
+    async def start(config: TlsConfig) -> tuple[int, Seen]:
         seen: Seen = []
 
         async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -82,7 +89,7 @@ async def serve() -> AsyncIterator[Serve]:
             await reader.read()
             writer.close()
 
-        server = await asyncio.start_server(greet, HOST, 0, ssl=tls.context)
+        server = await asyncio.start_server(greet, HOST, 0, ssl=certificates.context(config))
         servers.append(server)
         return server.sockets[0].getsockname()[1], seen
 
@@ -107,38 +114,39 @@ async def visit(port: int, context: ssl.SSLContext) -> tuple[bytes, bytes, str]:
 
 
 async def test_a_handshake(files: Files, serve: Serve) -> None:
-    port, seen = await serve(Tls(files.config()))
+    port, seen = await serve(files.config())
     greeting, _, version = await visit(port, client_context())
     assert greeting == b"welcome\n"
     assert version == "TLSv1.3"
     assert seen in ([{}], [None])
 
 
-async def test_nothing_older_than_1_2(files: Files, serve: Serve) -> None:
-    tls = Tls(files.config())
-    assert tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
-    port, _ = await serve(tls)
+async def test_nothing_older_than_1_2(files: Files, certificates: Certificates, serve: Serve) -> None:
+    context = certificates.context(files.config())
+    assert context is not None
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    port, _ = await serve(files.config())
     newest = client_context()
     newest.maximum_version = ssl.TLSVersion.TLSv1_2
     assert (await visit(port, newest))[2] == "TLSv1.2"
 
 
 async def test_no_alpn_is_forced(files: Files, serve: Serve) -> None:
-    port, _ = await serve(Tls(files.config()))
+    port, _ = await serve(files.config())
     context = client_context()
     context.set_alpn_protocols(["mqtt", "http/1.1"])
     assert (await visit(port, context))[0] == b"welcome\n"
 
 
 async def test_a_client_certificate_is_an_identity(files: Files, serve: Serve) -> None:
-    port, seen = await serve(Tls(files.config(tls_client_ca=files.ca)))
+    port, seen = await serve(files.config(tls_client_ca=files.ca))
     leaf = CLIENTS.issue_cert("pump-7.example", common_name="pump-7")
     assert (await visit(port, client_context(leaf)))[0] == b"welcome\n"
     unnamed = CLIENTS.issue_cert("pump-8.example")
     assert (await visit(port, client_context(unnamed)))[0] == b"welcome\n"
     assert (await visit(port, client_context()))[0] == b"welcome\n"
     authenticator = Authenticator(SecurityConfig())
-    assert [authenticator.identify_certificate(one) for one in seen] == [
+    assert [entrance(authenticator).identify_certificate(one) for one in seen] == [
         Identity("pump-7", "certificate"),
         Identity("pump-8.example", "certificate"),
         None,
@@ -146,7 +154,7 @@ async def test_a_client_certificate_is_an_identity(files: Files, serve: Serve) -
 
 
 async def test_a_certificate_of_somebody_else_is_refused(files: Files, serve: Serve) -> None:
-    port, seen = await serve(Tls(files.config(tls_client_ca=files.ca)))
+    port, seen = await serve(files.config(tls_client_ca=files.ca))
     stranger = trustme.CA().issue_cert("pump-7.example", common_name="pump-7")
     with pytest.raises((ssl.SSLError, ConnectionError)):
         assert (await visit(port, client_context(stranger)))[0] == b"welcome\n" or raise_reset()
@@ -154,7 +162,7 @@ async def test_a_certificate_of_somebody_else_is_refused(files: Files, serve: Se
 
 
 async def test_a_required_certificate(files: Files, serve: Serve) -> None:
-    port, seen = await serve(Tls(files.config(tls_client_ca=files.ca, tls_require_client_cert=True)))
+    port, seen = await serve(files.config(tls_client_ca=files.ca, tls_require_client_cert=True))
     with pytest.raises((ssl.SSLError, ConnectionError)):
         assert (await visit(port, client_context()))[0] == b"welcome\n" or raise_reset()
     assert seen == []
@@ -167,24 +175,33 @@ def raise_reset() -> bool:
     raise ConnectionResetError
 
 
-async def test_reload_serves_the_new_certificate_at_once(files: Files, serve: Serve) -> None:
-    tls = Tls(files.config())
-    port, _ = await serve(tls)
+def reload(certificates: Certificates) -> list[str]:
+    """The levels of the log lines of a reload."""
+    with structlog.testing.capture_logs() as lines:
+        certificates.reload()
+    return [line["log_level"] for line in lines]
+
+
+async def test_reload_serves_the_new_certificate_at_once(
+    files: Files, certificates: Certificates, serve: Serve
+) -> None:
+    port, _ = await serve(files.config())
     before = (await visit(port, client_context()))[1]
     assert (await visit(port, client_context()))[1] == before
     files.renew()
-    assert tls.reload()
+    assert reload(certificates) == ["info"]
     after = (await visit(port, client_context()))[1]
     assert after != before
 
 
 @pytest.mark.parametrize("breakage", ["key of another", "no PEM", "gone", "half"])
-async def test_a_broken_file_keeps_the_old_certificate(files: Files, serve: Serve, breakage: str) -> None:
-    tls = Tls(files.config())
-    port, _ = await serve(tls)
+async def test_a_broken_file_keeps_the_old_certificate(
+    files: Files, certificates: Certificates, serve: Serve, breakage: str
+) -> None:
+    port, _ = await serve(files.config())
     before = (await visit(port, client_context()))[1]
     spoil(files, breakage)
-    assert not tls.reload()
+    assert reload(certificates) == ["error"]
     assert (await visit(port, client_context()))[1] == before
 
 
@@ -204,14 +221,14 @@ def spoil(files: Files, breakage: str) -> None:
 
 def test_the_key_of_the_configuration_is_named(files: Files, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^security\.tls_client_ca: cannot read .*No such file"):
-        Tls(files.config(tls_client_ca=tmp_path / "none"))
+        Certificates().context(files.config(tls_client_ca=tmp_path / "none"))
     empty = tmp_path / "empty"
     empty.write_text("")
     with pytest.raises(ConfigError, match=r"^security\.tls_client_ca: "):
-        Tls(files.config(tls_client_ca=empty))
+        Certificates().context(files.config(tls_client_ca=empty))
     files.cert.write_text("hello")
     with pytest.raises(ConfigError, match=r"^security\.tls_cert, security\.tls_key: "):
-        Tls(files.config())
+        Certificates().context(files.config())
 
 
 def test_an_encrypted_key_is_refused_and_not_asked_for(files: Files) -> None:
@@ -219,7 +236,7 @@ def test_an_encrypted_key_is_refused_and_not_asked_for(files: Files) -> None:
     encrypted = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"hunter2"))
     files.key.write_bytes(encrypted)
     with pytest.raises(ConfigError, match=r"^security\.tls_key: the key is encrypted"):
-        Tls(files.config())
+        Certificates().context(files.config())
 
 
 def test_no_certificate_no_tls(files: Files) -> None:

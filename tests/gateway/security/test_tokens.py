@@ -19,7 +19,7 @@ from gateway.config import ConfigError, OauthConfig, SecurityConfig, load
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
 from gateway.security.identity import Identity
-from gateway.security.key_source import NO_KEYS, FileKeys
+from gateway.security.key_source import NO_KEYS
 from gateway.security.tokens import REMEMBER_S, TOKEN_LIMIT, TokenError, TokenVerifier, VerifiedToken
 from tests.support.oauth import KEYS, NOW_MS, oauth_options, token
 
@@ -192,8 +192,7 @@ async def test_a_token_is_remembered_but_neither_beyond_its_end_nor_for_long(
         assert verifier.cached(one) is None
         shown = await verifier.verify(one)
         assert verifier.cached(one) == shown
-    assert isinstance(verifier.keys, FileKeys)
-    verifier.keys.use(NO_KEYS)
+    verifier._keys = NO_KEYS
     clock.now = 9.9
     for one in (long, short):
         assert (await verifier.verify(one)).identity.name == "ann"
@@ -211,8 +210,7 @@ async def test_a_token_is_remembered_but_neither_beyond_its_end_nor_for_long(
 async def test_what_is_forgotten_is_checked_again(verifier: TokenVerifier) -> None:
     good = token()
     await verifier.verify(good)
-    assert isinstance(verifier.keys, FileKeys)
-    verifier.keys.use(NO_KEYS)
+    verifier._keys = NO_KEYS
     verifier.forget()
     assert verifier.cached(good) is None
     with pytest.raises(TokenError, match="key"):

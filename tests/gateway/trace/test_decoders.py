@@ -14,13 +14,14 @@ from gateway.trace.amqp import AmqpDecoder
 from gateway.trace.http import HttpDecoder, target
 from gateway.trace.mqtt import KEPT, MqttDecoder
 from gateway.trace.shown import shown_bytes
-from gateway.trace.websocket import WebSocketDecoder
+from gateway.trace.streams import EventDecoder, WebSocketDecoder
 from protocols.mqtt import packets
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
+from protocols.rest.streaming import LAST_CHUNK, chunk, event, heartbeat
 from protocols.websocket import close_frame, write_frame
 from tests.support.amqp_frames import Frames
+from tests.support.mqtt_packets import encode_packet
 from tests.support.websocket import TEXT
 from tests.support.websocket import frame as client_frame
 
@@ -163,7 +164,7 @@ ANSWERS = (
 
 @pytest.mark.parametrize("piece", [1, 9, 1 << 20])
 def test_http(piece: int) -> None:
-    decoder = HttpDecoder(16)
+    decoder = HttpDecoder()
     head = b"HEAD /topics HTTP/1.1\r\nHost: h\r\n\r\n"
     asked = lines(decoder, REQUEST + head, piece=piece)
     assert SECRET not in str(asked)
@@ -176,27 +177,28 @@ def test_http(piece: int) -> None:
         {"body": 11},
         {"request": "HEAD", "target": "/topics", "fields": {"host": "h"}},
     ]
-    decoder = HttpDecoder(16)
+    decoder = HttpDecoder()
     told = lines(decoder, ANSWERS, sent=True, piece=piece)
     assert SECRET not in str(told)
     assert [line.get("answer", line.get("body")) for line in told] == [200, 3, 200, 6, 204]
 
 
 def test_http_finds_its_step_amid_a_body_and_tells_the_events_of_a_stream() -> None:
-    decoder = HttpDecoder(64)
+    decoder = HttpDecoder()
     assert lines(decoder, b"rest of a body GET / HTTP/1.1 is no head here\r\n") == []
     assert [line["request"] for line in lines(decoder, b"GET /topics HTTP/1.1\r\nHost: h\r\n\r\n")] == ["GET"]
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    events = b"d\r\ndata: {x: 1}\n\n\r\n".replace(b"d\r\n", b"f\r\n", 1)
-    told = lines(decoder, head + events, sent=True)
-    assert told[0]["answer"] == 200
-    assert told[1] == {"event": 13, "payload": "data: {x: 1}"} or told[1]["payload"].startswith("data")
-    amid = HttpDecoder(64, streams=True)
-    assert [line["payload"] for line in lines(amid, events, sent=True)] == ["data: {x: 1}"]
+    events = chunk(event(b"{x: 1}")) + chunk(heartbeat("")) + chunk(event(b"{}")) + LAST_CHUNK
+    assert [line["answer"] for line in lines(decoder, head + events, sent=True)] == [200]
+    told = lines(EventDecoder(64), events, sent=True)
+    assert told == [
+        {"event": 12, "payload": "data: {x: 1}"}, {"event": 13, "payload": ": nothing new"},
+        {"event": 8, "payload": "data: {}"},
+    ]  # fmt: skip
 
 
 def test_what_a_socket_says_after_an_upgrade_is_no_http() -> None:
-    decoder = HttpDecoder(16)
+    decoder = HttpDecoder()
     lines(decoder, b"GET /stream HTTP/1.1\r\nUpgrade: websocket\r\n\r\n")
     assert lines(decoder, b"HTTP/1.1 101 Switching Protocols\r\n\r\n", sent=True)[0]["answer"] == 101
     assert lines(decoder, b"GET / HTTP/1.1\r\n\r\n") == []
@@ -218,7 +220,7 @@ def test_websockets(piece: int) -> None:
 def test_no_bytes_make_a_decoder_fail(data: bytes, piece: int, sent: bool) -> None:
     for decoder in (
         MqttDecoder(None, b"", 8), MqttDecoder(Version.V311, data[:3], 8), AmqpDecoder(8, fresh=True),
-        AmqpDecoder(8, fresh=False), HttpDecoder(8), HttpDecoder(8, streams=True),
+        AmqpDecoder(8, fresh=False), HttpDecoder(), EventDecoder(8),
     ):  # fmt: skip
         lines(decoder, data, sent=sent, piece=piece)
         lines(decoder, b"AMQP\0\1\0\0\0\0\0\x10\2\0\0\0" + data + b"HTTP/1.1 200 \r\n\r\n", sent=sent, piece=piece)

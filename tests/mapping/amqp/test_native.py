@@ -7,16 +7,17 @@ import itertools
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.bench.amqp_mutated import DESTINATIONS, compare, fate
+from loadtest.bench.amqp_mutated import DESTINATIONS, compare, fate, mapped_in_python
 from loadtest.clients.amqp_messages import FORMS, encodings, jms_text, many_keys, minimal, typical
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp import incoming, outgoing
-from mapping.amqp._native import Mapper, from_records
-from mapping.amqp.incoming import CREATION_WINDOW_MS, Destination, gateway_headers, to_record
+from mapping.amqp._native import from_records, to_record
+from mapping.amqp.incoming import CREATION_WINDOW_MS, Destination, gateway_headers
 from mapping.record import Received, Record
 from protocols.amqp import primitives
 from tests.support.amqp_messages import messages_of, section
@@ -32,10 +33,17 @@ MESSAGES["encodings"] = [
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_messages_of_common_clients_are_mapped_in_c(name: str) -> None:
-    mapper = Mapper(HERE)
     for data in MESSAGES[name]:
-        assert mapper.record(data, CAPTURED) == to_record(data, HERE, CAPTURED)
-    assert mapper.left == 0
+        with mapped_in_python() as left:
+            record = to_record(data, HERE, CAPTURED)
+        assert not left
+        assert record == incoming.to_record(data, HERE, CAPTURED)
+
+
+def assert_same(data: bytes, destination: Destination) -> None:
+    """C and Python give the same record or the same error."""
+    wanted = fate(incoming.to_record, data, destination, CAPTURED)
+    assert fate(to_record, data, destination, CAPTURED) == wanted
 
 
 @given(messages_of(CAPTURED).map(b"".join), st.sampled_from(DESTINATIONS), st.data())
@@ -43,7 +51,7 @@ def test_any_message_gives_the_same_result(data: bytes, destination: Destination
     if data and drawn.draw(st.booleans()):
         at = drawn.draw(st.integers(0, len(data) - 1))
         data = data[:at] + drawn.draw(st.binary(max_size=2)) + data[at + 1 :]
-    assert fate(Mapper(destination), data, CAPTURED) == fate(incoming.Mapper(destination), data, CAPTURED)
+    assert_same(data, destination)
 
 
 def test_thousands_of_mutations_give_the_same_result() -> None:
@@ -63,8 +71,7 @@ def test_many_data_sections_give_the_same_result(count: int) -> None:
     data = [section(0x75, primitives.binary(bytes(sizes[place % 4]))) for place in range(count)]
     data[-1] = b"\x00\x80" + bytes(7) + b"\x75\xb0\x00\x00\x00\x01x"
     for behind in (b"", section(0x76, b"\x45"), section(0x78, b"\xc1\x01\x00"), b"\x00\x53"):
-        message = b"".join(data) + behind
-        assert fate(Mapper(HERE), message, CAPTURED) == fate(incoming.Mapper(HERE), message, CAPTURED)
+        assert_same(b"".join(data) + behind, HERE)
 
 
 def test_keys_and_times_at_their_limits_give_the_same_result() -> None:
@@ -80,15 +87,12 @@ def test_keys_and_times_at_their_limits_give_the_same_result() -> None:
         section(0x73, primitives.list_of([primitives.NULL] * 8 + [expiry, time])) + data
         for expiry, time in itertools.product([primitives.NULL, *times], times)
     ]
-    for destination in DESTINATIONS:
-        fast, reference = Mapper(destination), incoming.Mapper(destination)
-        for message in messages:
-            assert fate(fast, message, CAPTURED) == fate(reference, message, CAPTURED)
+    for destination, message in itertools.product(DESTINATIONS, messages):
+        assert_same(message, destination)
 
 
 def test_text_is_checked_as_python_checks_it() -> None:
     """All leading bytes, with second bytes at the edges of the rules, and possible following bytes."""
-    mapper = Mapper(HERE)
     for lead, second in itertools.product(range(0x80, 0x100), b"\x7f\x80\x8f\x90\x9f\xa0\xbf\xc0\xff"):
         for rest in (b"", b"\xbf") if second < 0x80 else (b"", b"\x80", b"\xbf\x80", b"\xbf\xc0x"):
             raw = bytes((lead, second)) + rest
@@ -98,38 +102,41 @@ def test_text_is_checked_as_python_checks_it() -> None:
                 is_text = False
             else:
                 is_text = True
-            left = mapper.left
-            found = fate(mapper, b"\x00\x53\x77\xa1" + bytes((len(raw),)) + raw, CAPTURED)
-            assert (type(found) is Record, mapper.left == left) == (is_text, is_text)
+            with mapped_in_python() as left:
+                found = fate(to_record, b"\x00\x53\x77\xa1" + bytes((len(raw),)) + raw, HERE, CAPTURED)
+            assert (type(found) is Record, not left) == (is_text, is_text)
 
 
 def test_what_is_no_message_is_a_type_error() -> None:
-    mapper = Mapper(HERE)
-    calls: list[tuple[Any, ...]] = [(), (b"",), ("text", 1), (bytearray(b"\x00"), 1), (b"\x00", "now"), (b"\x00", 1, 2)]
+    calls: list[tuple[Any, ...]] = [
+        (), (b"", HERE), ("text", HERE, 1), (bytearray(b"\x00"), HERE, 1), (b"\x00", "no destination", 1),
+        (b"\x00", HERE, "now"), (b"\x00", HERE, 1, 2),
+    ]  # fmt: skip
+    calls += [
+        (b"\x00", msgspec.structs.replace(HERE, **wrong), 1) for wrong in ({"headers": []}, {"address_bytes": ""})
+    ]
     for arguments in calls:
         with pytest.raises(TypeError):
-            mapper.record(*arguments)
+            to_record(*arguments)
     for now_ms in (1 << 64, -1):  # an unrealistic time gives the same result, too
-        assert mapper.record(MESSAGES["typical"][0], now_ms) == to_record(MESSAGES["typical"][0], HERE, now_ms)
-    with pytest.raises(TypeError):
-        Mapper("no destination")  # type: ignore[arg-type]
+        data = MESSAGES["typical"][0]
+        assert to_record(data, HERE, now_ms) == incoming.to_record(data, HERE, now_ms)
 
 
 def test_nothing_is_leaked() -> None:
     """Memory and references are released, whether C mapped the message, left it to Python or refused it."""
     own = Destination("t", b"t", None, b"own key", "ann", gateway_headers("own"))
-    mapper = Mapper(own)
-    names = [name for name, _ in mapper.record(MESSAGES["typical"][0], CAPTURED).headers if name in ("seq", "temp")]
+    names = [name for name, _ in to_record(MESSAGES["typical"][0], own, CAPTURED).headers if name in ("seq", "temp")]
     kept = [own, own.headers, own.headers[0], own.key, *names]
     messages = [one for found in MESSAGES.values() for one in found]
     messages += [one[:-1] for one in messages] + [one + b"\x00" for one in messages]
     for data in messages:
-        fate(mapper, data, CAPTURED)  # fill the caches
+        fate(to_record, data, own, CAPTURED)  # fill the caches
     gc.collect()
     references, blocks = [sys.getrefcount(one) for one in kept], sys.getallocatedblocks()
     for _ in range(20):
         for data in messages:
-            fate(mapper, data, CAPTURED)
+            fate(to_record, data, own, CAPTURED)
     assert [sys.getrefcount(one) for one in kept] == references
     assert sys.getallocatedblocks() - blocks < len(messages), "less than a twentieth of a block for each"
 

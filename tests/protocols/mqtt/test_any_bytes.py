@@ -12,12 +12,12 @@ from protocols.connection import ConnectionFailed
 from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection, Limits, State
 from protocols.mqtt.decoding import decode_packet
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Packet, Version
 from protocols.mqtt.properties import TABLE, WILL, Kind, Properties
 from protocols.mqtt.reasons import REASON_CODES, PacketType
 from tests.protocols.mqtt.client import CONNECTS, send_publish
 from tests.protocols.mqtt.wire import wire
+from tests.support.mqtt_packets import encode_packet
 
 PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cn"]), max_size=12)

@@ -114,9 +114,9 @@ def test_any_bytes(stream: bytes) -> None:
 
 def test_thousands_of_mutations_mean_the_same() -> None:
     """A million do, by `python -m loadtest.bench.mqtt_mutated`."""
-    done, records = compare(4_000, seed=2)
+    done, publishes = compare(4_000, seed=2)
     assert done >= 4_000
-    assert records > 500
+    assert publishes > 500
 
 
 def test_every_property_of_a_publish_is_taken() -> None:

@@ -11,10 +11,10 @@ import pytest
 from protocols.errors import PeerError
 from protocols.mqtt import packets
 from protocols.mqtt.decoding import decode_packet
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 from tests.protocols.mqtt.wire import wire
+from tests.support.mqtt_packets import encode_packet
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "mqtt"
 

@@ -13,11 +13,11 @@ from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema, String
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.jars import ensure_jars
 from gateway.embedded.java import find_java
-from gateway.kafka.cluster.missing_topics import UNKNOWN_FOR_S
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.cluster.topic_safety import TopicSafety
+from gateway.kafka.cluster.topics import UNKNOWN_FOR_S
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, CreateTopics
+from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, create_topics_request
 from mapping.outcomes import Outcome
 from mapping.record import Record
 
@@ -129,10 +129,10 @@ async def test_a_new_topic_has_the_copies_of_the_brokers_default_or_as_configure
 
 def test_only_new_brokers_choose_the_replication_factor():
     def version(copies, newest):
-        return CreateTopics([("t", 3, copies, [])], 1000).prepare({CreateTopics.API_KEY: (0, newest)}).API_VERSION
+        return create_topics_request([("t", 3, copies, [])], 1000).prepare({19: (0, newest)}).API_VERSION
 
     assert version(BROKERS_DEFAULT, 7) == 4
-    assert version(3, 7) == 4
+    assert version(3, 7) == 3
     assert version(3, 2) == 2, "an old broker accepts an explicit number"
     with pytest.raises(IncompatibleBrokerVersion, match="replication factor"):
         version(BROKERS_DEFAULT, 3)

@@ -19,9 +19,8 @@ from gateway.kafka.cluster.cluster_admin import ClusterAdmin
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver.fetch_sessions import use_sessions
-from gateway.kafka.driver.kafka_consumer import close_consumer, log_consumer
-from gateway.kafka.driver.lifecycle import OnDemand, open_consumer, start_consumer
+from gateway.kafka.driver.kafka_consumer import close_consumer
+from gateway.kafka.driver.lifecycle import OnDemand, start_consumer
 from gateway.kafka.groups.polled_member import MemberSettings, PolledMember
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader
@@ -140,17 +139,6 @@ async def test_a_cancelled_start_leaves_no_connection(
         assert told == []
     finally:
         loop.set_exception_handler(None)
-
-
-@pytest.mark.parametrize("turns", [1, 2])
-async def test_a_cancellation_during_use_sessions_takes_effect(bootstrap: str, turns: int) -> None:
-    async with open_consumer(log_consumer({"bootstrap_servers": bootstrap}), asyncio.create_task) as consumer:
-        beginning = asyncio.create_task(use_sessions(consumer, lambda: None))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        beginning.cancel()
-        await asyncio.wait([beginning])
-        assert beginning.cancelled()
 
 
 async def test_a_start_without_kafka_says_so(bootstrap: str) -> None:

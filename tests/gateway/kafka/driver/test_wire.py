@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import IncompatibleBrokerVersion
 
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.brokers import Brokers
@@ -45,3 +47,9 @@ async def test_topics_have_ids_where_the_broker_tells_them(
     finally:
         await client.close()
         await admin.delete_topics([long])
+
+
+@pytest.mark.parametrize("request_", [wire.rights_request(["t"]), wire.controller_time_request()])
+def test_a_broker_that_has_only_older_versions_of_a_request_is_too_old(request_: wire.EncodedRequest) -> None:
+    with pytest.raises(IncompatibleBrokerVersion):
+        request_.prepare({3: (0, 7), 55: (0, 0)})

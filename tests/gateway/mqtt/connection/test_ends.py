@@ -20,11 +20,11 @@ from gateway.presence.records import PresenceRecord, decode
 from gateway.security.access_rules import ListedRules
 from mapping.outcomes import Outcome
 from protocols.mqtt import packets
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Subscription
 from protocols.mqtt.reasons import ReasonCode
 from tests.support.assembled import Assembled, assembled
 from tests.support.mqtt import RawClient
+from tests.support.mqtt_packets import encode_packet
 from tests.support.one_task import in_one_task
 from tests.support.topics import read_all
 from tests.support.waiting import wait_until

@@ -11,10 +11,10 @@ import aiohttp
 import paho.mqtt.client as paho
 import pytest
 
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Connect, Disconnect, Subscribe, Subscription, Version, Will
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient, RawClient
+from tests.support.mqtt_packets import encode_packet
 from tests.support.waiting import wait_until
 from tests.support.websocket import CLOSE, frame, handshake, parse
 

@@ -15,10 +15,10 @@ from gateway.mqtt.registry.deadlines import Deadlines
 from gateway.mqtt.registry.heartbeats import SILENT_S, Gateways
 from gateway.mqtt.state.records import GatewayRecord
 from protocols.mqtt import packets
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Publish, Subscription, Version, Will
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.mqtt_packets import encode_packet
 from tests.support.topics import until_gone
 
 Connect = Callable[..., Awaitable[RawClient]]

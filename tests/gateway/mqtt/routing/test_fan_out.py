@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from protocols.mqtt import packets
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.packets import Subscription, Version
 from protocols.mqtt.properties import Properties
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.mqtt_packets import encode_packet
 
 NewTopic = Callable[..., Awaitable[str]]
 COUNT = 240

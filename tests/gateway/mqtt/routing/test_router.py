@@ -23,10 +23,10 @@ from gateway.mqtt.routing.router import Router
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt import packets
-from protocols.mqtt.encoding import encode_packet
 from protocols.mqtt.reasons import ReasonCode
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
+from tests.support.mqtt_packets import encode_packet
 from tests.support.topics import produce, until_led
 from tests.support.waiting import wait_until
 

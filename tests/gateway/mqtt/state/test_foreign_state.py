@@ -15,7 +15,6 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from gateway.mqtt.state import records
-from gateway.mqtt.state.checks import kind_and_name
 from gateway.mqtt.state.records import (
     InflightMessage,
     InflightRecord,
@@ -24,6 +23,7 @@ from gateway.mqtt.state.records import (
     SessionSubscription,
     encode,
 )
+from gateway.mqtt.state.store import SessionStore
 from mapping.record import Received
 from protocols.mqtt.packets import Publish, Subscription, Version, Will
 from tests.support.gateway import GatewayProcess
@@ -119,27 +119,27 @@ def received(key: bytes | None, value: bytes | None) -> Received:
 
 
 def test_what_is_sound() -> None:
-    assert kind_and_name(received(b"session/a/b", encode(SOUND))) == ("session/", "a/b")
-    assert kind_and_name(received(b"flight/a", encode(INFLIGHT))) == ("flight/", "a")
-    assert kind_and_name(received(b"gateway/a", b'{"incarnation":"i","at":1}')) == ("gateway/", "a")
+    assert SessionStore("g/1").read(received(b"session/a/b", encode(SOUND))) == ("session/", "a/b")
+    assert SessionStore("g/1").read(received(b"flight/a", encode(INFLIGHT))) == ("flight/", "a")
+    assert SessionStore("g/1").read(received(b"gateway/a", b'{"incarnation":"i","at":1}')) == ("gateway/", "a")
     for kind in ("session/", "flight/", "gateway/"):
-        assert kind_and_name(received(kind.encode() + b"a", None)) == (kind, "a")
+        assert SessionStore("g/1").read(received(kind.encode() + b"a", None)) == (kind, "a")
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_what_is_no_key(key: bytes | None) -> None:
-    assert kind_and_name(received(key, encode(SOUND))) is None
-    assert kind_and_name(received(key, None)) is None
+    assert SessionStore("g/1").read(received(key, encode(SOUND))) is None
+    assert SessionStore("g/1").read(received(key, None)) is None
 
 
 @pytest.mark.parametrize("name", SESSIONS)
 def test_what_is_no_session(name: str) -> None:
-    assert kind_and_name(received(b"session/a", SESSIONS[name])) is None
+    assert SessionStore("g/1").read(received(b"session/a", SESSIONS[name])) is None
 
 
 @pytest.mark.parametrize("name", INFLIGHTS)
 def test_what_is_no_inflight_record(name: str) -> None:
-    assert kind_and_name(received(b"flight/a", INFLIGHTS[name])) is None
+    assert SessionStore("g/1").read(received(b"flight/a", INFLIGHTS[name])) is None
 
 
 async def invalid(gateway: GatewayProcess) -> tuple[int, int]:

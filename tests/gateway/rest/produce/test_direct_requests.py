@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import uuid
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from gateway.config import BudgetConfig, SecurityConfig
+from gateway.config import AccessRule, BudgetConfig, SecurityConfig
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.net.http_server import HttpConnection
 from tests.gateway.rest.conftest import Gateway, read_topic, running_gateway
@@ -288,6 +289,30 @@ async def test_the_client_of_a_connection_is_that_of_its_latest_request(
             assert (await client.ask(asked)).startswith(b"HTTP/1.1 200 ")
             assert [one.principal for one in gateway.listener.clients()] == [name]
         assert client.parsed == 2
+        client.close()
+
+
+async def test_changed_rights_hold_from_the_next_request_of_a_connection(bootstrap: str, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1)
+    async with running_gateway(bootstrap) as gateway:
+        client = await Client.connect(gateway, request(topic))
+        for allowed, status in ((topic, b"200"), ("another", b"403"), (topic, b"200")):
+            gateway.use_rules(AccessRule(principal="*", action="publish", topic=f"{allowed}/#"))
+            for _ in range(2):
+                assert (await client.ask(request(topic))).startswith(b"HTTP/1.1 %b " % status)
+        assert client.parsed == 1
+        client.close()
+
+
+async def test_requests_of_a_tenant_are_counted_one_by_one(bootstrap: str) -> None:
+    asked = request(f"counted-{uuid.uuid4().hex[:8]}")
+    security = SecurityConfig.model_validate({"tenants": {"sources": ["listener"]}})
+    async with running_gateway(bootstrap, security=security) as gateway:
+        client = await Client.connect(gateway, asked)
+        for _ in range(3):
+            assert (await client.ask(asked)).startswith(b"HTTP/1.1 200 ")
+        assert client.parsed == 1
+        assert gateway.tenants.statistics().logins_total == {"http": 4}
         client.close()
 
 

@@ -1,5 +1,6 @@
 """Logins over HTTP, and the rights of clients."""
 
+import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -11,8 +12,10 @@ import pytest
 import trustme
 from pwdlib.hashers.argon2 import Argon2Hasher
 
+from gateway.audit.trail import audit
 from gateway.config import AccessRule, Address, SecurityConfig
 from gateway.net.listener import ListenError
+from gateway.secret import Redactor
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, read_topic, running_gateway
 
 CHEAP = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1)
@@ -77,6 +80,43 @@ async def test_the_access_list_is_checked_for_every_record(guarded: Gateway, new
     async with aiohttp.ClientSession(guarded.url, headers=ANN) as http:
         offsets = await ask(http, "GET", f"/topics/{topic}/partitions/0/offsets")
         assert offsets == (200, {"beginning_offset": 0, "end_offset": 1})
+
+
+class AuditLines:
+    """A sink of the audit trail."""
+
+    def __init__(self) -> None:
+        self.all: list[dict[str, Any]] = []
+
+    def write(self, line: bytes) -> bool:
+        self.all.append(json.loads(line))
+        return True
+
+
+@pytest.mark.parametrize("version", ["lines", "v3", "v3 batch"])
+async def test_a_denied_record_of_a_stream_or_batch_is_in_the_audit_trail(
+    guarded: Gateway, new_topic: Any, version: str
+) -> None:
+    topic, lines = await new_topic(partitions=1), AuditLines()
+    audit.begin("gateway", (lines,), Redactor())
+    try:
+        async with aiohttp.ClientSession(guarded.url, headers=BOB) as http:
+            cluster = (await ask(http, "GET", "/v3/clusters"))[1]["data"][0]["cluster_id"]
+            path, media = f"/v3/clusters/{cluster}/topics/{topic}/records", "application/json"
+            body: dict[str, Any] = {
+                "key": {"type": "STRING", "data": "secret"},
+                "value": {"type": "STRING", "data": "x"},
+            }
+            if version == "lines":
+                path, media, body = f"/topics/{topic}/records", "application/x-ndjson", {"key": "secret", "value": 1}
+            elif version == "v3 batch":
+                path, body = f"{path}:batch", {"entries": [{"id": "1", **body}]}
+            async with http.post(path, data=json.dumps(body), headers={"Content-Type": media}) as response:
+                assert f"publish to {topic} with this key" in await response.text()
+    finally:
+        audit.end()
+    denied = [(line["principal"], line["what"], line["on"]) for line in lines.all if line["event"] == "right"]
+    assert denied == [("bob", "publish", topic)]
 
 
 async def test_a_subscription_needs_the_whole_topic_and_a_consumer_belongs_to_its_owner(

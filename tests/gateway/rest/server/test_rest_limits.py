@@ -14,6 +14,7 @@ from gateway.limits.brakes import Brake, Pace
 from gateway.pauses import RATES, pauses
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit
+from gateway.rest.server.request_login import share_of
 from gateway.security.identity import Identity
 from protocols.rest.errors import RestError
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, raw_exchange, running_gateway
@@ -172,10 +173,11 @@ async def test_a_client_over_its_rate_costs_one_timer_however_often_it_tries(mon
 
 def test_clients_of_two_tenants_may_have_the_same_name() -> None:
     limit = ConcurrencyLimit(10, 1)
-    connection = cast("Any", None)
-    clients = [limit.enter(connection, Identity("ann", "token", tenant=tenant)) for tenant in ("one", "other", None)]
+    clients = [share_of(Identity("ann", "token", tenant=tenant), "::1") for tenant in ("one", "other", None)]
+    for client in clients:
+        limit.enter(client)
     with pytest.raises(RestError, match="too many requests in progress"):
-        limit.enter(connection, Identity("ann", "token", tenant="one"))
+        limit.enter(clients[0])
     for client in clients:
         limit.leave(client)
     assert limit.statistics().clients == 0

@@ -2,7 +2,7 @@
 
 Each node is a broker and controller, a child process like the embedded broker. By default topics have three replicas
 and min.insync.replicas=2. It is for testing what a single broker cannot show, such as moving leaders and missing
-replicas. `python -m gateway.embedded.cluster` prints the bootstrap servers and runs until Ctrl-C or SIGTERM. A broker
+replicas. `python -m tools.cluster` prints the bootstrap servers and runs until Ctrl-C or SIGTERM. A broker
 that ends meanwhile stays down until SIGHUP, which starts all missing brokers.
 """
 
@@ -23,9 +23,9 @@ from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.class_archive import archive_options, archive_path
 from gateway.embedded.jars import cache_directory, console_report, ensure_jars, locked_version
 from gateway.embedded.java import SetupError, find_java
-from gateway.embedded.secured import LISTENERS, USER, Secured
 from gateway.embedded.storage import HOST, BrokerError, PortTakenError
 from gateway.spawn import Tasks
+from tools.secured import LISTENERS, USER, Secured
 
 NODES: Final = (1, 2, 3)
 HEAP: Final = "256m"
@@ -314,8 +314,8 @@ def _print(text: str) -> None:
 
 
 def main() -> None:
-    """Run `python -m gateway.embedded.cluster`."""
-    parser = argparse.ArgumentParser(prog="python -m gateway.embedded.cluster", description=__doc__)
+    """Run `python -m tools.cluster`."""
+    parser = argparse.ArgumentParser(prog="python -m tools.cluster", description=__doc__)
     parser.add_argument("--directory", type=Path, default=Path(".trivium/cluster"), help="where the data are kept")
     parser.add_argument("--heap", default=HEAP, help="heap of each broker (default: %(default)s)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The messages of HTTP's live WebSockets as trace lines."""
+"""The messages of HTTP's live WebSockets and the events of its streams as trace lines."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from protocols.websocket import TEXT, FrameReader, unmasked_frames
 
 KEPT: Final = 4096  # bytes kept of a message
 CLOSE: Final = "close"
+EVENT_END: Final = b"\n\n"
 
 Message = tuple[bytes, int, str]
 """The start of a message, its length, and `close` for a Close frame."""
@@ -63,4 +64,32 @@ class WebSocketDecoder:
         line: Line = {"message": size}
         if self._payload:
             line["payload"] = shown_bytes(data, self._payload)
+        return line
+
+
+class EventDecoder:
+    """The events of one stream; a `gateway.trace.traces.Decoder`."""
+
+    def __init__(self, payload: int) -> None:
+        """`payload`: bytes shown of each event."""
+        self._payload = payload
+
+    @staticmethod
+    def units(data: bytes, *, sent: bool) -> Iterator[bytes]:
+        """Yield the events; a write contains whole ones, each in its HTTP chunk."""
+        for part in data.split(EVENT_END) if sent else ():
+            event = part.rpartition(b"\r\n")[2]  # without the chunk's frame
+            if event:
+                yield event
+
+    @staticmethod
+    def concerns(event: bytes, topic: bytes) -> bool:
+        """Return whether an event names the topic."""
+        return topic in event
+
+    def line(self, event: bytes, *, sent: bool) -> Line:
+        """Return the event's trace line."""
+        line: Line = {"event": len(event)}
+        if self._payload:
+            line["payload"] = shown_bytes(event, self._payload)
         return line

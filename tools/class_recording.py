@@ -1,6 +1,6 @@
 """Create the class data sharing archives of Kafka and Spark, by running each once while Java records its classes.
 
-`python -m gateway.embedded.class_recording` is part of `make setup`. Kafka takes some seconds and Spark half a minute.
+`python -m tools.class_recording` is part of `make setup`. Kafka takes some seconds and Spark half a minute.
 Existing archives are kept; without an archive the programs just start slower. With the argument `kafka` it leaves out
 Spark.
 """

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.embedded.probe import broker_answers
+from gateway.kafka.driver.probe import broker_answers
 
 
 async def test_broker_answers(bootstrap):

@@ -1,7 +1,7 @@
 """The private attributes of aiokafka that the driver uses, each with its reason. aiokafka 0.14 is pinned for them.
 
-Nothing outside `gateway.kafka.driver` uses private attributes. A test looks up each name in the installed aiokafka, so
-that an upgrade immediately shows which of them no longer exist.
+Nothing outside `gateway.kafka.driver` uses private attributes. `test_private_parts.py` looks up each name in the
+installed aiokafka, so that an upgrade immediately shows which of them no longer exist.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_partitions": "a new object with each metadata update, by which `SessionFetcher` detects one",
     },
     "aiokafka.consumer.fetcher.Fetcher": {
-        "_check_crcs": "a setting that `SessionFetcher` adopts",
         "_client": "its metadata give `SessionFetcher` the leaders",
-        "_client_rack": "a setting that `SessionFetcher` adopts",
+        "_client_rack": "a setting of each of `SessionFetcher`'s requests",
         "_create_fetch_waiter": "`fetch` waits for a first record without `getmany`'s pause",
         "_fetch_max_wait_ms": "readers of very many partitions let brokers hold empty fetches longer",
-        "_fetch_max_bytes": "a setting that `SessionFetcher` adopts",
-        "_fetch_min_bytes": "a setting that `SessionFetcher` adopts",
+        "_fetch_max_bytes": "a setting of each of `SessionFetcher`'s requests",
+        "_fetch_min_bytes": "a setting of each of `SessionFetcher`'s requests",
         "_fetch_task": "a fetcher whose task has ended silently fetches nothing any more",
-        "_fetcher_timeout": "a setting that `SessionFetcher` adopts",
+        "_fetcher_timeout": "a setting of each of `SessionFetcher`'s requests",
         "_get_actions_per_node": "no metadata request every turn; `SessionFetcher` names only changed partitions",
         "_in_flight": "tells `SessionFetcher` which brokers have a fetch to answer",
-        "_isolation_level": "a setting that `SessionFetcher` adopts",
-        "_max_partition_fetch_bytes": "a setting that `SessionFetcher` adopts",
+        "_isolation_level": "a setting of each of `SessionFetcher`'s requests",
+        "_max_partition_fetch_bytes": "a setting of each of `SessionFetcher`'s requests",
         "_notify": "`fetch` wakes the fetcher, which may have missed that a reader waits",
         "_proc_offset_request": "metadata are refreshed when the lookup of a position shows that they are outdated",
         "_proc_fetch_request": "`SessionFetcher` sends its own requests, and reads the session from the answer",

@@ -1,0 +1,230 @@
+"""What event streams and live WebSockets have in common: a session on a pump, and the set of the open sessions."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+from gateway.clients import CLOSED, SUBSCRIPTIONS, ClientView, Kind, SubscriptionView
+from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
+from gateway.limits.brakes import SendingPause
+from gateway.net.alarms import Alarms
+from gateway.net.http_server import HttpConnection
+from gateway.net.pump import Pump
+from gateway.net.writes import Writes
+from gateway.rest.present import BY_CLIENT, HttpPresence, stream_key
+from gateway.rest.server.call import Call
+from gateway.rest.server.operation_set import OperationSet
+from gateway.rest.services import RestServices
+from gateway.rest.streams.feeds import Feeds
+from gateway.security.authorization import Grant
+from gateway.security.expiry import Expiry
+from protocols.rest.event_connection import EventConnection
+from protocols.rest.live_connection import LiveConnection
+
+TOO_MANY: Final = "There are too many streams; try again"
+PENDING: Final = 64 * 1024  # bytes that are written immediately; fewer wait for the end of the loop iteration
+
+
+class StreamSession(abc.ABC):
+    """A connection on which records are sent; a `pump.Handler` and a `drain.Departing`."""
+
+    kind: ClassVar[Kind]
+    load: Final = 0  # it has no budget of its own
+    pump: Pump  # once it is connected
+
+    def __init__(self, streams: Streams[Any], call: Call, connection: EventConnection | LiveConnection) -> None:
+        self.services = streams.services
+        self.connection = connection
+        self.grant = call.grant
+        self.principal = call.grant.identity.name
+        self._peer = call.connection.peer
+        self._presence = streams.presence
+        self._presence_key = stream_key(call.grant.names.mqtt(self.principal))
+        self._ended = BY_CLIENT  # why it ended, for presence
+        self._limits = call.connection.limits  # the session's own from `connected` on
+        self._sending: SendingPause | None = None  # None: no rate limit
+        self._expires_ms = call.expires_ms
+
+    # pump.Handler
+
+    def connected(self, pump: Pump) -> None:
+        """The session has the socket now."""
+        self.pump = pump
+        self._presence.online(self._presence_key, self, self.principal, self.principal, self._peer)
+        self._expiry = Expiry(self.services.wall_clock, self._expired)
+        self._expiry.set(self._expires_ms)
+        if self._limits is not None and self._limits.outgoing is not None:
+            self._sending = SendingPause(self._limits.outgoing, self.subject, self.writable)
+
+    @abc.abstractmethod
+    def handle(self, events: list[Any]) -> None:
+        """Act on the connection's events."""
+
+    @abc.abstractmethod
+    def writable(self) -> None:
+        """Request records again: the socket has capacity."""
+
+    def disconnected(self, reason: str) -> None:
+        """End the session: its connection is closed."""
+        self._presence.offline(self._presence_key, self, self._ended)
+        self._expiry.release()
+        if self._sending is not None:
+            self._sending.end()
+        if self._limits is not None:
+            self._limits.leave()
+
+    def flush(self) -> None:
+        """Write what was sent soon, or immediately if it is much."""
+        if self.connection.waiting >= PENDING:
+            self.pump.flush()
+        else:
+            self.pump.flush_soon()
+
+    # its end
+
+    @abc.abstractmethod
+    def end(self, reason: str) -> None:
+        """Close the connection in the protocol's way; the client is told the reason if the protocol can."""
+
+    @abc.abstractmethod
+    def rights_changed(self) -> None:
+        """End what the client's changed rights no longer allow."""
+
+    def kick(self) -> None:
+        """Close the connection on behalf of an operator."""
+        self.end(CLOSED)
+
+    def _expired(self) -> None:
+        self.end("the token has expired")
+
+    @property
+    def left(self) -> bool:
+        """See `gateway.drain.Departing`."""
+        return self.pump.closed or self.connection.closing
+
+    # flow.Flowing and clients.Connected
+
+    @property
+    def subject(self) -> str:
+        """See `gateway.flow.Flowing`."""
+        return subject("http", self.principal, self._peer)
+
+    def flow(self) -> ConnectionFlow:
+        """See `gateway.flow.Flowing`."""
+        windows = self.windows()
+        return ConnectionFlow(
+            protocol="http",
+            peer=self._peer,
+            principal=shown(self.principal),
+            subject=self.subject,
+            unwritten=self.pump.unwritten,
+            windows=windows,
+            windows_total=len(windows),
+        )
+
+    @abc.abstractmethod
+    def windows(self) -> list[Window]:
+        """Return the windows to show, for /flow."""
+
+    @property
+    def identifier(self) -> str:
+        """See `gateway.clients.Connected`."""
+        return "" if self.left else f"http/{self._peer}"
+
+    @property
+    def socket(self) -> Pump:
+        """See `gateway.clients.Connected`."""
+        return self.pump
+
+    def view(self, *, whole: bool) -> ClientView:
+        """See `gateway.clients.Connected`."""
+        view = ClientView(
+            id=self.identifier,
+            protocol="http",
+            kind=self.kind,
+            principal=self.principal,
+            address=self._peer,
+            since=self.services.wall_clock() / 1000 - self.pump.age_s,
+        )
+        if whole:
+            view.flow = self.flow()
+            subscriptions = self.subscriptions()
+            view.subscriptions, view.subscriptions_total = list(subscriptions[:SUBSCRIPTIONS]), len(subscriptions)
+        return view
+
+    @abc.abstractmethod
+    def subscriptions(self) -> Sequence[SubscriptionView]:
+        """Return what the client has subscribed to."""
+
+
+Session = TypeVar("Session", bound=StreamSession)
+
+
+class Streams(OperationSet, Generic[Session]):
+    """The open sessions of one kind, and the operation that opens them."""
+
+    def __init__(self, services: RestServices, feeds: Feeds) -> None:
+        self.services = services
+        self.feeds = feeds
+        self.presence = HttpPresence(services.presence, services.wall_clock)
+        self.sessions: dict[Pump, Session] = {}
+        self._opening = 0  # requests that are opening a session
+        self._writes = Writes()
+        self._alarms = Alarms()
+        self._empty = asyncio.Event()
+        services.access_list.watch(self._rights_changed)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many sessions as the configuration allows."""
+        return len(self.sessions) + self._opening >= self.services.config.max_streams
+
+    def connect(
+        self, session: Session, connection: HttpConnection, transport: asyncio.Transport, received: bytes
+    ) -> None:
+        """Hand a socket that the HTTP connection has released to a session."""
+        services = self.services
+        pump = Pump(
+            session.connection,
+            session,
+            services.spawn,
+            services.clock,
+            self._remove,
+            writes=self._writes,
+            alarms=self._alarms,
+            outgoing=services.publisher.budgets.outgoing,
+        )
+        pump.source, pump.entrance = connection.source, connection.entrance
+        self.sessions[pump] = session
+        transport.set_protocol(pump)
+        pump.connection_made(transport)
+        if received:
+            pump.data_received(received)
+
+    def _remove(self, pump: Pump) -> None:
+        del self.sessions[pump]
+        pump.entrance.connections -= 1
+        if not self.sessions:
+            self._empty.set()
+
+    def _rights_changed(self, changed: AbstractSet[Grant]) -> None:
+        for session in self.departing():
+            if session.grant in changed:
+                session.rights_changed()
+
+    def departing(self) -> Sequence[Session]:
+        """Return the open sessions."""
+        return tuple(self.sessions.values())
+
+    def flowing(self) -> Iterable[Flowing]:
+        """Return the open sessions, for /flow."""
+        return self.departing()
+
+    async def stop(self) -> None:
+        """Abort the connections that are still open."""
+        for pump in tuple(self.sessions):
+            pump.abort()

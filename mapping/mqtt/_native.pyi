@@ -1,1 +1,0 @@
-from mapping.mqtt.runs import map_run as map_run
