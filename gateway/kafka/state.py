@@ -106,7 +106,8 @@ class PendingWrite:
             self.done.set_result(result)
 
 
-class StateTopic(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class StateTopic:
     """One table; made by `StateTopics.open`.
 
     Attributes:

@@ -66,7 +66,8 @@ class Delivery(msgspec.Struct, eq=False):
         self.declined.add(member)
 
 
-class AssignedPartition(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class AssignedPartition:
     """A partition while it is assigned to this process, perhaps over many assignments.
 
     Each open record is in one of three places: delivered or ready here (`checkpoint`), left in the log because no
@@ -76,14 +77,16 @@ class AssignedPartition(msgspec.Struct, eq=False):
     partition: TopicPartition
     position: int | None  # the offset of the next record to read; None until Kafka has said where to start
     committed: OffsetAndMetadata | None  # the offset in Kafka, as far as we know
-    checkpoint: Checkpoint = msgspec.field(default_factory=Checkpoint)  # records that were read and are not settled
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)  # records that were read and are not settled
     # records that were read and that no subscriber here selects. The log keeps them for subscribers that come later;
     # the checkpoint treats them as settled
-    unselected: OffsetSet = msgspec.field(default_factory=OffsetSet)
-    in_flight: set[int] = set()  # the unselected offsets that were offered to subscribers again
-    tries: dict[int, Tries] = {}  # attempts and failures of unselected records that were delivered before
+    unselected: OffsetSet = field(default_factory=OffsetSet)
+    in_flight: set[int] = field(default_factory=set)  # the unselected offsets that were offered to subscribers again
+    # attempts and failures of unselected records that were delivered before
+    tries: dict[int, Tries] = field(default_factory=dict)
     ledger: Ledger | None = None  # the previous owner's list of settled records; None once all of them are passed
-    copies: dict[int, int] = {}  # for each offset that several pools want: how many of them have not settled it
+    # for each offset that several pools want: how many of them have not settled it
+    copies: dict[int, int] = field(default_factory=dict)
     # the member that gets the partition's records while it has capacity (pools without a subscription filter)
     preferred: Member | None = None
     ours: bool = True  # still assigned to this process
@@ -248,7 +251,8 @@ class Member:
         return False
 
 
-class Pool(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Pool:
     """Members that want the same records, and the records that wait for one of these members.
 
     Invariant: `free` are those of `members` that are not full, in the order of their turns: the one that joined, was
@@ -258,10 +262,10 @@ class Pool(msgspec.Struct, eq=False):
     name: Hashable  # a topic (members that want all of it) or the name of a subscription filter
     topics: frozenset[str]  # the Kafka topics that may have such records
     sticky: bool  # a partition's keyed records stay with one member while that has capacity
-    members: dict[Member, None] = {}
-    free: dict[Member, None] = {}
+    members: dict[Member, None] = field(default_factory=dict)
+    free: dict[Member, None] = field(default_factory=dict)
     wanted: frozenset[str] = frozenset()  # the topics that `Pools` counts for this pool: none while it has no members
-    ready: deque[Delivery] = msgspec.field(default_factory=deque)  # deliveries to be offered
+    ready: deque[Delivery] = field(default_factory=deque)  # deliveries to be offered
 
     def join(self, member: Member) -> None:
         """Add a member that has capacity."""
@@ -275,7 +279,10 @@ class Pool(msgspec.Struct, eq=False):
 
     def next(self, delivery: Delivery) -> Member | None:
         """Return the member with capacity whose turn it is among those that select the record, or None."""
-        return next((member for member in self.free if member.selects(delivery)), None)
+        for member in self.free:
+            if member.selects(delivery):
+                return member
+        return None
 
     def balance(self, assignment: Iterable[AssignedPartition]) -> None:
         """Take partitions from members with more than their share; the next record of each selects another member."""

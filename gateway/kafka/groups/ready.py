@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
-
-import msgspec
 
 from gateway.kafka.groups.assignment import Delivery, Pool
 
@@ -14,10 +13,11 @@ WAITING_BYTES: Final = 8 * 1024 * 1024
 """The most that may wait for pools without capacity while others go on. Beyond it reading stops for all pools."""
 
 
-class ReadyDeliveries(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class ReadyDeliveries:
     """The ready deliveries of all pools of one group, each in its pool's queue."""
 
-    _busy: dict[Pool, None] = {}
+    _busy: dict[Pool, None] = field(default_factory=dict)
     records: int = 0
     bytes: int = 0  # of their values
 

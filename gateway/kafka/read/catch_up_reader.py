@@ -12,6 +12,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Final
 
@@ -45,7 +46,8 @@ Goal = Callable[[], int]
 """Returns the offset where a reading ends, which may move on: usually the live reader's position in the partition."""
 
 
-class Reading(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Reading:
     """The catch-up of one subscriber in one partition."""
 
     subscriber: Subscriber
@@ -83,7 +85,8 @@ class _Queue(msgspec.Struct, eq=False):
     woken: bool = False  # `resume` was called during its turn
 
 
-class CatchUpReader(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class CatchUpReader:
     """Serves all subscribers that are behind, from a bounded pool of consumers."""
 
     kafka: ConsumerOptions
@@ -93,9 +96,9 @@ class CatchUpReader(msgspec.Struct, eq=False):
     idle_s: float = IDLE_S
     offered: int = 0
     gaps: int = 0
-    _queues: dict[Subscriber, _Queue] = {}
-    _ready: deque[_Queue] = msgspec.field(default_factory=deque)
-    _workers: set[_Worker] = set()
+    _queues: dict[Subscriber, _Queue] = field(default_factory=dict)
+    _ready: deque[_Queue] = field(default_factory=deque)
+    _workers: set[_Worker] = field(default_factory=set)
     _stopped: bool = False
 
     def start(self, reading: Reading) -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-import msgspec
 from aiokafka import TopicPartition
 
 from gateway.failures import failures
@@ -38,7 +38,8 @@ FallBehind = Callable[[Partition, Watch, Subscriber, TopicPartition, int], None]
 and the catch-up reader offers it everything from the offset on."""
 
 
-class Distributor(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Distributor:
     """See the module."""
 
     _partitions: Mapping[TopicPartition, Partition]  # watched now; records that were fetched of others are dropped
@@ -49,7 +50,7 @@ class Distributor(msgspec.Struct, eq=False):
     # called with topic, partition and next offset after records were offered
     passed: Callable[[str, int, int], None] | None = None
     # waits until the offered records are written
-    written: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
+    written: Callable[[], Awaitable[None]] = field(default_factory=lambda: partial(asyncio.sleep, 0))
 
     async def hand_over(self, fetched: Fetched) -> None:
         """Offer all records, in order within each partition. Returns when they are written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -19,14 +20,15 @@ Chosen = Collection[tuple[Subscriber | LossySubscriber, Any]]
 """Subscribers, each with the context for its offers."""
 
 
-class Watch(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Watch:
     """A fan-out that watches one topic."""
 
     fanout: Fanout
     since: dict[int, int]  # by partition: the first offset it wants
     select: Callable[[Received], Chosen]
     select_run: Callable[[list[Received], int], tuple[Chosen, int]] | None
-    readings: dict[Reading, None] = {}  # of its subscribers that are behind
+    readings: dict[Reading, None] = field(default_factory=dict)  # of its subscribers that are behind
 
     def is_early(self, record: Received) -> bool:
         """Whether the record was stored before the watch started; drops the partition's mark when that is passed."""
@@ -39,14 +41,15 @@ class Watch(msgspec.Struct, eq=False):
         return False
 
 
-class Partition(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Partition:
     """The positions in one partition."""
 
     topic: Topic
     position: int  # the offset of the next record to fan out; all below were fanned out
     fetched: int = 0  # the offset of the next record to expect from the consumer
     stored: int = 0  # the log ends here or further on, as this process's own records show
-    behind: dict[Subscriber, Reading] = {}  # subscribers served by the catch-up reader
+    behind: dict[Subscriber, Reading] = field(default_factory=dict)  # subscribers served by the catch-up reader
     # since when (loop time) the metadata has lacked the partition; None while it is there
     missing_since: float | None = None
 
@@ -62,18 +65,19 @@ class PendingCatchUp(msgspec.Struct, frozen=True):
     gap: Callable[[int], None] | None
 
 
-class Topic(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Topic:
     """A topic's partitions and watches."""
 
     name: str
     identity: TopicIdentity  # of the topic to which the positions belong
     # by fan-out; changed by `add` and `remove`. There may be thousands: every AMQP receiver is one.
-    watching: dict[Fanout, Watch] = {}
+    watching: dict[Fanout, Watch] = field(default_factory=dict)
     _watches: tuple[Watch, ...] | None = ()
     piece: int = 1  # how many records are handed over together, adjusted to the work they cause
-    partitions: dict[TopicPartition, Partition] = {}
+    partitions: dict[TopicPartition, Partition] = field(default_factory=dict)
     # partitions without a leader when their watch started, and the time (ms) since when records are wanted
-    leaderless: dict[TopicPartition, int] = {}
+    leaderless: dict[TopicPartition, int] = field(default_factory=dict)
 
     @property
     def watches(self) -> tuple[Watch, ...]:
