@@ -12,6 +12,7 @@ of ours and raises.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from typing import Final
 
 from flowcontrol.gate import Gate
@@ -27,39 +28,35 @@ class BudgetError(Exception):
     """More was given back than had been taken: a record was settled twice. A bug of ours, never the peer's fault."""
 
 
+def _check_limits(size: int, records: int) -> None:
+    if size < 1 or records < 1:
+        raise ValueError(f"limits must be positive, got {size} bytes and {records} records")
+
+
+@dataclass(slots=True, eq=False)
 class Budget:
     """The bytes and records in flight of the whole process, of a topic, or of another set of senders.
 
     Invariant: `bytes` and `records` are what was taken and not given back, here and by every child; neither is
     negative. The gate shuts when one of them reaches its limit, and opens when both are at seven eighths or below.
-
-    Attributes:
-        parent: counts everything that its children count, in the same call.
-        gate: while it is shut no sender may send, not even one with nothing in flight.
-        bytes: taken and not given back.
-        records: taken and not given back.
-        promised: bytes of credit that active senders hold and may use at any moment; counted as if taken.
     """
 
-    __slots__ = (
-        "_most_bytes", "_most_records", "_waiting", "_wake_at", "bytes", "bytes_limit", "gate", "parent",
-        "promised", "records", "records_limit",
-    )  # fmt: skip
+    bytes_limit: int
+    records_limit: int
+    parent: Budget | None = None  # counts everything that its children count, in the same call
+    gate: Gate = field(default_factory=Gate)  # while it is shut no sender may send, not even one with nothing in flight
+    bytes: int = 0  # taken and not given back
+    records: int = 0
+    promised: int = 0  # bytes of credit that active senders hold and may use at any moment; counted as if taken
+    _waiting: dict[ConnectionBudget, None] = field(default_factory=dict)
+    _wake_at: int = 0  # free bytes at which at least one waiter may continue
+    _most_bytes: int = 0
+    _most_records: int = 0
 
-    def __init__(self, bytes_limit: int, records_limit: int, parent: Budget | None = None) -> None:
-        if bytes_limit < 1 or records_limit < 1:
-            raise ValueError(f"limits must be positive, got {bytes_limit} bytes and {records_limit} records")
-        self.bytes_limit = bytes_limit
-        self.records_limit = records_limit
-        self.parent = parent
-        self._most_bytes = bytes_limit - -(-bytes_limit // RESERVE)
-        self._most_records = records_limit - -(-records_limit // RESERVE)
-        self.gate = Gate()
-        self.bytes = 0
-        self.records = 0
-        self.promised = 0
-        self._waiting: dict[ConnectionBudget, None] = {}
-        self._wake_at = 0  # free bytes at which at least one waiter may continue
+    def __post_init__(self) -> None:
+        _check_limits(self.bytes_limit, self.records_limit)
+        self._most_bytes = self.bytes_limit - -(-self.bytes_limit // RESERVE)
+        self._most_records = self.records_limit - -(-self.records_limit // RESERVE)
 
     def take(self, size: int, records: int = 1) -> None:
         """Count `records` records with a total of `size` bytes as in flight, here and in the parents."""
@@ -206,6 +203,7 @@ UNBOUNDED: Final = Budget(sys.maxsize, sys.maxsize)
 """For senders that have only their own limit."""
 
 
+@dataclass(slots=True, eq=False)
 class ConnectionBudget:
     """One connection's bytes and records in flight, limited by its own limit and its share of the common budgets.
 
@@ -215,30 +213,20 @@ class ConnectionBudget:
     socket cannot be paused for one topic only.
 
     Invariant: `bytes` and `records` are what was taken and not given back. With nothing in flight the gate is open.
-
-    Attributes:
-        gate: while it is shut, read no more from this connection.
-        promised: bytes of credit of those of its links that have something in flight.
-        senders: how many of its links have something in flight; they divide its share.
-        waits_for: while the gate is shut, the budget whose share is used up, or None for its own limit.
     """
 
-    __slots__ = (
-        "_source", "bytes", "bytes_limit", "gate", "promised", "records", "records_limit", "senders", "waits_for",
-    )  # fmt: skip
+    bytes_limit: int
+    records_limit: int
+    gate: Gate = field(default_factory=Gate)  # while it is shut, read no more from this connection
+    bytes: int = 0
+    records: int = 0
+    promised: int = 0  # bytes of credit of those of its links that have something in flight
+    senders: int = 0  # how many of its links have something in flight; they divide its share
+    waits_for: Budget | None = None  # while the gate is shut: the budget whose share is used up; None: its own limit
+    _source: Budget | None = None
 
-    def __init__(self, bytes_limit: int, records_limit: int) -> None:
-        if bytes_limit < 1 or records_limit < 1:
-            raise ValueError(f"limits must be positive, got {bytes_limit} bytes and {records_limit} records")
-        self.bytes_limit = bytes_limit
-        self.records_limit = records_limit
-        self.gate = Gate()
-        self.bytes = 0
-        self.records = 0
-        self.promised = 0
-        self.senders = 0
-        self.waits_for: Budget | None = None
-        self._source: Budget | None = None
+    def __post_init__(self) -> None:
+        _check_limits(self.bytes_limit, self.records_limit)
 
     def take(self, size: int, records: int = 1, source: Budget | None = None) -> None:
         """Count `records` records with a total of `size` bytes as in flight.

@@ -8,13 +8,15 @@ offset that was settled last.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 
 class UntrackedOffsetError(ValueError):
     """An offset was settled that is not outstanding: it was never tracked, or is settled already."""
 
 
+@dataclass(slots=True, eq=False)
 class Checkpoint:
     """The outstanding offsets of one partition, and the offset to commit.
 
@@ -22,12 +24,9 @@ class Checkpoint:
     `committable` never decreases. Each offset settles once.
     """
 
-    __slots__ = ("_committable", "_open", "_order")
-
-    def __init__(self) -> None:
-        self._order: deque[int] = deque()  # tracked offsets after the prefix, in order
-        self._open: set[int] = set()  # those of them that are not settled
-        self._committable: int | None = None
+    _order: deque[int] = field(default_factory=deque)  # tracked offsets after the prefix, in order
+    _open: set[int] = field(default_factory=set)  # those of them that are not settled
+    _committable: int | None = None
 
     def track(self, *offsets: int) -> None:
         """Add offsets, each above all tracked before.
@@ -43,8 +42,16 @@ class Checkpoint:
         self._order.extend(offsets)
         self._open.update(offsets)
 
-    def settle(self, *offsets: int) -> None:
-        """Settle different offsets, in any order.
+    def settle(self, offset: int) -> None:
+        """Settle one offset, as `settle_all` does."""
+        try:
+            self._open.remove(offset)
+        except KeyError:
+            raise UntrackedOffsetError(f"offset {offset} is not outstanding") from None
+        self._advance()
+
+    def settle_all(self, offsets: Sequence[int]) -> None:
+        """Settle several different offsets, in any order.
 
         Raises:
             UntrackedOffsetError: one of them is not outstanding; nothing changes.
@@ -52,6 +59,10 @@ class Checkpoint:
         if not self._open.issuperset(offsets):
             raise UntrackedOffsetError(f"not all of the offsets {offsets[:3]}... are outstanding")
         self._open.difference_update(offsets)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Move `committable` to the end of the settled prefix."""
         order, still_open = self._order, self._open
         while order and order[0] not in still_open:
             self._committable = order.popleft() + 1

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class WindowError(Exception):
     """A window would fall below zero or exceed its limit: a message was settled twice, or sent without permission."""
 
 
+@dataclass(slots=True, eq=False)
 class Inflight:
     """Counts the messages in flight in one direction, against a limit.
 
     MQTT's Receive Maximum (MQTT 5.0 section 4.9): each direction of a connection has its own window.
 
     Invariant: `0 <= used <= limit`; a call that would break it raises and changes nothing.
-
-    Attributes:
-        limit: how many messages may be in flight.
-        used: how many are in flight.
     """
 
-    __slots__ = ("limit", "used")
+    limit: int  # how many messages may be in flight
+    used: int = 0  # how many are
 
-    def __init__(self, limit: int) -> None:
-        if limit < 1:
-            raise ValueError(f"a window holds one at least, got {limit}")
-        self.limit = limit
-        self.used = 0
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ValueError(f"a window holds one at least, got {self.limit}")
 
     @property
     def free(self) -> int:

@@ -15,6 +15,7 @@ import binascii
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 BLOCK: Final = 1024
@@ -30,24 +31,19 @@ RUNS_LIMIT: Final = 1 << 19
 BLOCKS_LIMIT: Final = 1 << 17  # more than any writer of a ledger keeps
 
 
+@dataclass(slots=True, eq=False)
 class OffsetSet:
     """A set of offsets from 0 on.
 
     Invariant: it contains what was added and not discarded since, and only blocks with at least one offset.
     """
 
-    __slots__ = ("_blocks", "_count")
-
-    def __init__(self) -> None:
-        self._blocks: dict[int, int] = {}  # by block number, a bit for each offset; never 0
-        self._count = 0
+    _blocks: dict[int, int] = field(default_factory=dict)  # by block number, a bit for each offset; never 0
+    _count: int = 0
 
     def copy(self) -> OffsetSet:
         """Return another set with the same offsets."""
-        twin = OffsetSet()
-        twin._blocks = self._blocks.copy()
-        twin._count = self._count
-        return twin
+        return OffsetSet(self._blocks.copy(), self._count)
 
     def add(self, offset: int) -> None:
         """Add an offset, which may be in the set already."""

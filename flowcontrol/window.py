@@ -20,6 +20,7 @@ inconsistent counts raise and are never clamped.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from flowcontrol.budget import Budget, ConnectionBudget
@@ -109,6 +110,7 @@ class Window:
         return grant if credit == 0 or grant * 2 >= size else 0
 
 
+@dataclass(slots=True, eq=False)
 class LinkShare:
     """One link's share of the free budget, and its credit, counted as promised.
 
@@ -118,15 +120,11 @@ class LinkShare:
     Invariant: `promised` of a budget, and of a connection, is exactly what its active links were promised.
     """
 
-    __slots__ = ("_connection", "_most", "_promised", "_source", "is_active")
-
-    def __init__(self, connection: ConnectionBudget, most: int) -> None:
-        """`most` is the largest number of bytes that the link may have in flight, however much is free."""
-        self.is_active = False
-        self._connection = connection
-        self._most = most
-        self._source: Budget | None = None
-        self._promised = 0
+    _connection: ConnectionBudget
+    _most: int  # the largest number of bytes that the link may have in flight, however much is free
+    is_active: bool = False
+    _source: Budget | None = None
+    _promised: int = 0
 
     def capacity(self, source: Budget, held: int, *, links: int) -> int:
         """Return how many bytes of the link may be in flight or promised.

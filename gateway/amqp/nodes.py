@@ -253,7 +253,7 @@ class Nodes:
         self._publisher = publisher
         self._random_id = random_id
         self._nodes: dict[bytes | None, Node] = {}
-        self._watch = LingeringWatch(live_reader, topic, self, lambda: self._nodes, linger_s=LINGER_S)
+        self._watch = LingeringWatch(live_reader, topic, self, lambda: self._nodes, LINGER_S)
 
     def __len__(self) -> int:
         """Return the number of nodes."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -105,7 +106,8 @@ class PendingWrite:
             self.done.set_result(result)
 
 
-class StateTopic(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class StateTopic:
     """One table; made by `StateTopics.open`.
 
     Attributes:
@@ -169,43 +171,32 @@ class StateTopic(msgspec.Struct, eq=False):
             failures.report("state", error, f"{self.name}-{record.partition} offset {record.offset} was not applied")
 
 
+@dataclass(eq=False)
 class StateTopics:
     """All tables of the process, read by one consumer."""
 
-    def __init__(
-        self,
-        kafka: ConsumerOptions,  # see `ConsumerOptions`
-        topics: Topics,  # declares and finds the topics
-        publisher: Publisher,  # writes the records
-        lookup: Lookup,  # finds the topics' ends and ids; stopped by its owner
-        *,
-        spawn: Spawn,  # starts a task of the application's task group
-        partitions: int,  # of a topic that is created
-        largest_bytes: int,  # the largest record (and request) that a created topic accepts
-        # called when a topic is not compacted: nothing is loaded, and the application must end
-        failed: Callable[[ConfigError], None],
-    ) -> None:
-        self._kafka = dict(kafka)
-        self._topics = topics
-        self._publisher = publisher
-        self._lookup = lookup
-        self._spawn = spawn
-        self._partitions = partitions
-        self._largest_bytes = largest_bytes
-        self._failed = failed
-        self._tables: dict[str, StateTopic] = {}
-        self._positions: dict[TopicPartition, int] = {}  # the next offset to apply; absent: the beginning
-        # where the reading at the start ends, or a later re-read; None: not known yet
-        self._goals: dict[TopicPartition, int | None] = {}
-        self._rereading: set[TopicPartition] = set()
-        self._recreated = RecreatedTopics(lookup)
-        self._was_missing = False  # the reading consumer's last metadata lacked a topic
-        self._refresh_timer: asyncio.TimerHandle | None = None
-        self._consumer: AIOKafkaConsumer | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._last_warning = ""
-        self._applied = asyncio.Event()  # replaced after each answer of Kafka
-        self.loaded = asyncio.Event()  # set when everything that was stored at the start is applied
+    kafka: ConsumerOptions
+    topics: Topics  # declares and finds the topics
+    publisher: Publisher  # writes the records
+    lookup: Lookup  # finds the topics' ends and ids; stopped by its owner
+    spawn: Spawn
+    partitions: int  # of a topic that is created
+    largest_bytes: int  # the largest record (and request) that a created topic accepts
+    # called when a topic is not compacted: nothing is loaded, and the application must end
+    failed: Callable[[ConfigError], None]
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)  # everything that was stored at the start is applied
+    _tables: dict[str, StateTopic] = field(default_factory=dict)
+    _positions: dict[TopicPartition, int] = field(default_factory=dict)  # the next offset to apply; absent: beginning
+    # where the reading at the start ends, or a later re-read; None: not known yet
+    _goals: dict[TopicPartition, int | None] = field(default_factory=dict)
+    _rereading: set[TopicPartition] = field(default_factory=set)
+    _recreated: RecreatedTopics = field(init=False)
+    _was_missing: bool = False  # the reading consumer's last metadata lacked a topic
+    _refresh_timer: asyncio.TimerHandle | None = None
+    _consumer: AIOKafkaConsumer | None = None
+    _task: asyncio.Task[None] | None = None
+    _last_warning: str = ""
+    _applied: asyncio.Event = field(default_factory=asyncio.Event)  # replaced after each answer of Kafka
 
     def open(
         self,
@@ -220,9 +211,9 @@ class StateTopics:
         """Declare a table in the topic `name`; call it before `start`."""
         if self._task is not None:
             raise RuntimeError("open tables before the start")
-        configs = table_configs(self._largest_bytes, retention_ms)
-        self._topics.declare(InternalTopic(name, self._partitions, configs, readable))
-        table = StateTopic(name, self._publisher, apply, restarted, reread, expires=retention_ms is not None)
+        configs = table_configs(self.largest_bytes, retention_ms)
+        self.topics.declare(InternalTopic(name, self.partitions, configs, readable))
+        table = StateTopic(name, self.publisher, apply, restarted, reread, expires=retention_ms is not None)
         self._tables[name] = table
         return table
 
@@ -231,8 +222,9 @@ class StateTopics:
 
         Kafka need not be reachable: connecting is retried until it is.
         """
+        self._recreated = RecreatedTopics(self.lookup)
         self._recreated.watch(self._tables)
-        self._task = self._spawn(keep_running(self._run, "state"))
+        self._task = self.spawn(keep_running(self._run, "state"))
 
     async def read_to_end(self, name: str, partition_key: bytes | None = None) -> None:
         """Wait until every record that is in a loaded table now is applied, whichever process wrote it.
@@ -247,7 +239,7 @@ class StateTopics:
             every = range(table.partitions)
             numbers = every if partition_key is None else (partition_of(partition_key, table.partitions),)
             restarts = table.restarts
-            ends = await self._lookup.ends([TopicPartition(name, number) for number in numbers])
+            ends = await self.lookup.ends([TopicPartition(name, number) for number in numbers])
             while self._consumer is None or await self._is_behind(self._consumer, ends):
                 if table.restarts != restarts:
                     break  # these ends were the former topic's
@@ -286,13 +278,13 @@ class StateTopics:
             for table in self._tables.values():
                 table.partitions = (await self._find_topic(table)).partitions
         except ConfigError as error:
-            self._failed(error)
+            self.failed(error)
             return
         await keep_consumer(
-            lambda: log_consumer(self._kafka, wait_ms=EMPTY_FETCH_MS, on_missing=self.suspect_deletion),
+            lambda: log_consumer(self.kafka, wait_ms=EMPTY_FETCH_MS, on_missing=self.suspect_deletion),
             self._read_all,
             "state",
-            self._spawn,
+            self.spawn,
         )
 
     async def _read_all(self, consumer: AIOKafkaConsumer) -> None:
@@ -314,7 +306,7 @@ class StateTopics:
         name = table.name
         while True:
             try:
-                info = await self._publisher.topic(name, internal=True)
+                info = await self.publisher.topic(name, internal=True)
             except Refused as refused:
                 self._warn_once(f"state topic {name} cannot be used yet: {refused.reason}")
                 await asyncio.sleep(RETRY_S)
@@ -333,9 +325,9 @@ class StateTopics:
         everything = [
             TopicPartition(table.name, number) for table in self._tables.values() for number in range(table.partitions)
         ]
-        if not all(self._lookup.identity(name) for name in self._tables):
+        if not all(self.lookup.identity(name) for name in self._tables):
             # A position belongs to one incarnation of a topic: know its id before the topic can be recreated.
-            await self._lookup.refresh()
+            await self.lookup.refresh()
         # Asked before anything is fetched: a fetch that waits for data delays all requests behind it.
         unread = [partition for partition in everything if partition not in self._positions]
         if unread:
@@ -353,7 +345,7 @@ class StateTopics:
         try:
             batches = await poll(consumer, wait_ms=1000)
         except OffsetOutOfRangeError as error:
-            await self._lookup.refresh()  # a recreated topic shows in all of its partitions
+            await self.lookup.refresh()  # a recreated topic shows in all of its partitions
             await self._restart(consumer, self._recreated.check(), error.args[0])
             return
         if recreated := self._recreated.check():
@@ -400,7 +392,7 @@ class StateTopics:
 
     def _refresh(self) -> None:
         self._refresh_timer = None
-        self._spawn(self._lookup.refresh())
+        self.spawn(self.lookup.refresh())
 
     def _check_consumer_metadata(self, cluster: Any) -> None:
         """Check the consumer's new metadata: a topic that is missing, or is back, may have been recreated."""

@@ -55,7 +55,7 @@ class Partition(RuleBasedStateMachine):
     def settle_all(self, data: st.DataObject) -> None:
         offsets = data.draw(st.permutations(sorted(self.open)))[: data.draw(st.integers(0, 5))]
         self.open.difference_update(offsets)
-        self.checkpoint.settle(*offsets)
+        self.checkpoint.settle_all(offsets)
 
     @rule(offset=st.integers(0, 60))
     def settle_what_is_not_open(self, offset: int) -> None:
@@ -63,7 +63,7 @@ class Partition(RuleBasedStateMachine):
             with pytest.raises(UntrackedOffsetError):
                 self.checkpoint.settle(offset)
             with pytest.raises(UntrackedOffsetError):
-                self.checkpoint.settle(*self.open, offset)
+                self.checkpoint.settle_all([*self.open, offset])
 
     @invariant()
     def is_as_the_model(self) -> None:
@@ -128,9 +128,9 @@ def test_many_are_settled_all_or_none(wrong: list[int]) -> None:
         checkpoint.track(offset)
     checkpoint.settle(4)
     with pytest.raises(UntrackedOffsetError):
-        checkpoint.settle(*wrong)
+        checkpoint.settle_all(wrong)
     assert (checkpoint.committable, checkpoint.outstanding, checkpoint.span) == (None, 2, 3)
-    checkpoint.settle()
+    checkpoint.settle_all([])
     assert checkpoint.committable is None
-    checkpoint.settle(7, 3)
+    checkpoint.settle_all([7, 3])
     assert checkpoint.committable == 8

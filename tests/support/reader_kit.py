@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.groups.membership import Groups
-from gateway.kafka.groups.reader import GroupTimes
+from gateway.kafka.groups.times import GroupTimes
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
 from mapping.record import Received

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -65,7 +66,8 @@ class Delivery(msgspec.Struct, eq=False):
         self.declined.add(member)
 
 
-class AssignedPartition(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class AssignedPartition:
     """A partition while it is assigned to this process, perhaps over many assignments.
 
     Each open record is in one of three places: delivered or ready here (`checkpoint`), left in the log because no
@@ -75,18 +77,19 @@ class AssignedPartition(msgspec.Struct, eq=False):
     partition: TopicPartition
     position: int | None  # the offset of the next record to read; None until Kafka has said where to start
     committed: OffsetAndMetadata | None  # the offset in Kafka, as far as we know
-    checkpoint: Checkpoint = msgspec.field(default_factory=Checkpoint)  # records that were read and are not settled
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)  # records that were read and are not settled
     # records that were read and that no subscriber here selects. The log keeps them for subscribers that come later;
     # the checkpoint treats them as settled
-    unselected: OffsetSet = msgspec.field(default_factory=OffsetSet)
-    in_flight: set[int] = set()  # the unselected offsets that were offered to subscribers again
-    tries: dict[int, Tries] = {}  # attempts and failures of unselected records that were delivered before
+    unselected: OffsetSet = field(default_factory=OffsetSet)
+    in_flight: set[int] = field(default_factory=set)  # the unselected offsets that were offered to subscribers again
+    # attempts and failures of unselected records that were delivered before
+    tries: dict[int, Tries] = field(default_factory=dict)
     ledger: Ledger | None = None  # the previous owner's list of settled records; None once all of them are passed
-    copies: dict[int, int] = {}  # for each offset that several pools want: how many of them have not settled it
+    # for each offset that several pools want: how many of them have not settled it
+    copies: dict[int, int] = field(default_factory=dict)
     # the member that gets the partition's records while it has capacity (pools without a subscription filter)
     preferred: Member | None = None
     ours: bool = True  # still assigned to this process
-    stalled: bool = False  # reading is paused: too many records lie behind an unsettled one
     _base: int | None = None  # the first position
     _passed: int = 0  # below this offset records were skipped as settled
 
@@ -185,31 +188,28 @@ class AssignedPartition(msgspec.Struct, eq=False):
         return OffsetAndMetadata(end, "") if first is None else OffsetAndMetadata(first, write_ledger(opened, end))
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """A subscriber in the reader.
 
     Invariant: it is in `free` of all of its pools while it is not `full`, else in none.
-
-    Attributes:
-        full: has no capacity, until `wake`.
-        served: the number of its last record among all that members got in turn; 0 before the first.
-        held: its unsettled deliveries, by the identity of the record (the delivery keeps the record alive), in the
-            order of their offers.
     """
 
-    __slots__ = ("_in_runs", "behind", "full", "held", "log_subscriber", "pools", "served", "subscriber", "wants")
+    subscriber: Subscriber
+    wants: Condition | None = None  # the subscriber's own selector; None selects all
+    pools: list[Pool] = field(default_factory=list)  # from which it gets records
+    full: bool = False  # has no capacity, until `wake`
+    served: int = 0  # the number of its last record among all that members got in turn; 0 before the first
+    # its unsettled deliveries, by the identity of the record (the delivery keeps the record alive), in the order of
+    # their offers
+    held: dict[int, Delivery] = field(default_factory=dict)
+    # for each partition that it is behind on: the reading that brings formerly unselected records
+    behind: dict[AssignedPartition, Reading] = field(default_factory=dict)
+    log_subscriber: Subscriber | None = None  # of these readings; None when it never was behind
+    _in_runs: bool = field(init=False)
 
-    def __init__(self, subscriber: Subscriber, wants: Condition | None = None) -> None:
-        self.subscriber = subscriber
-        self.pools: list[Pool] = []  # from which it gets records
-        self.full = False
-        self.served = 0
-        self.wants = wants  # the subscriber's own selector; None selects all
-        self.held: dict[int, Delivery] = {}
-        # for each partition that it is behind on: the reading that brings formerly unselected records
-        self.behind: dict[AssignedPartition, Reading] = {}
-        self.log_subscriber: Subscriber | None = None  # of these readings; None when it never was behind
-        self._in_runs = wants is None and hasattr(subscriber, "offer_run")
+    def __post_init__(self) -> None:
+        self._in_runs = self.wants is None and hasattr(self.subscriber, "offer_run")
 
     def fill(self) -> None:
         """Mark the member as without capacity; it gets no records until `wake`."""
@@ -251,7 +251,8 @@ class Member:
         return False
 
 
-class Pool(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Pool:
     """Members that want the same records, and the records that wait for one of these members.
 
     Invariant: `free` are those of `members` that are not full, in the order of their turns: the one that joined, was
@@ -261,10 +262,10 @@ class Pool(msgspec.Struct, eq=False):
     name: Hashable  # a topic (members that want all of it) or the name of a subscription filter
     topics: frozenset[str]  # the Kafka topics that may have such records
     sticky: bool  # a partition's keyed records stay with one member while that has capacity
-    members: dict[Member, None] = {}
-    free: dict[Member, None] = {}
+    members: dict[Member, None] = field(default_factory=dict)
+    free: dict[Member, None] = field(default_factory=dict)
     wanted: frozenset[str] = frozenset()  # the topics that `Pools` counts for this pool: none while it has no members
-    ready: deque[Delivery] = msgspec.field(default_factory=deque)  # deliveries to be offered
+    ready: deque[Delivery] = field(default_factory=deque)  # deliveries to be offered
 
     def join(self, member: Member) -> None:
         """Add a member that has capacity."""
@@ -278,7 +279,10 @@ class Pool(msgspec.Struct, eq=False):
 
     def next(self, delivery: Delivery) -> Member | None:
         """Return the member with capacity whose turn it is among those that select the record, or None."""
-        return next((member for member in self.free if member.selects(delivery)), None)
+        for member in self.free:
+            if member.selects(delivery):
+                return member
+        return None
 
     def balance(self, assignment: Iterable[AssignedPartition]) -> None:
         """Take partitions from members with more than their share; the next record of each selects another member."""

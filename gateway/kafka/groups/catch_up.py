@@ -35,26 +35,16 @@ class _LogSubscriber(msgspec.Struct, eq=False):
         return self.offer(self.member, record)
 
 
-class CatchUp:
+class CatchUp(msgspec.Struct, eq=False):
     """The readings of one group's members."""
 
-    def __init__(
-        self,
-        readings: CatchUpReader,  # reads the log
-        # returns the partition and pool of a record from the log; None when the partition is not assigned here
-        locate: Callable[[Received], tuple[AssignedPartition, Pool] | None],
-        # offers a delivery to a member; False when it has no capacity
-        offer: Callable[[Member, Delivery], bool],
-        # called when a member has caught up, or unselected records were deleted
-        changed: Callable[[], None],
-        suspended: Callable[[], bool],  # whether nothing may be delivered now
-    ) -> None:
-        self.expired = 0  # how many unselected records retention has deleted
-        self._readings = readings
-        self._locate = locate
-        self._offer = offer
-        self._changed = changed
-        self._suspended = suspended
+    _readings: CatchUpReader  # reads the log
+    # returns the partition and pool of a record from the log; None when the partition is not assigned here
+    _locate: Callable[[Received], tuple[AssignedPartition, Pool] | None]
+    _offer: Callable[[Member, Delivery], bool]  # offers a delivery to a member; False when it has no capacity
+    _changed: Callable[[], None]  # called when a member has caught up, or unselected records were deleted
+    _suspended: Callable[[], bool]  # whether nothing may be delivered now
+    expired: int = 0  # how many unselected records retention has deleted
 
     def start(self, member: Member, assigned: AssignedPartition, offset: int) -> None:
         """Start a reading for a member that is behind in a partition since `offset`, unless one covers it already."""

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Final
 
+import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, KafkaError, OffsetMetadataTooLargeError
 from aiokafka.structs import OffsetAndMetadata
@@ -28,23 +29,17 @@ RETENTION_S: Final = 60.0
 """Pause between two checks for unselected records that retention has deleted, so that the committed offset follows."""
 
 
-class Commits:
+class Commits(msgspec.Struct, eq=False):
     """The commits of one group reader."""
 
-    def __init__(
-        self,
-        group: str,  # its name
-        dispatch: Dispatch,  # has the partitions and their settled records
-        lookup: Lookup,  # finds what retention has deleted
-        consumer: Callable[[], AIOKafkaConsumer | None],  # returns the current member of the group
-    ) -> None:
-        self.lock = asyncio.Lock()  # held during a commit, and while the positions are being set
-        self.count = 0  # commit requests answered so far
-        self._group = group
-        self._dispatch = dispatch
-        self._lookup = lookup
-        self._consumer = consumer
-        self._ledgers = True  # Kafka accepts metadata of their size
+    _group: str  # its name
+    _dispatch: Dispatch  # has the partitions and their settled records
+    _lookup: Lookup  # finds what retention has deleted
+    _consumer: Callable[[], AIOKafkaConsumer | None]  # returns the current member of the group
+    # held during a commit, and while the positions are being set
+    lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    count: int = 0  # commit requests answered so far
+    _ledgers: bool = True  # Kafka accepts metadata of their size
 
     async def run(self) -> None:
         """Commit settled records, at most once per interval."""

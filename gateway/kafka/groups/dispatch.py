@@ -231,7 +231,7 @@ class Dispatch:
             for offset in offsets:
                 assigned.finish(offset)
         else:
-            assigned.checkpoint.settle(*offsets)
+            assigned.checkpoint.settle_all(offsets)
         self.progress.set()
 
     def _leave_in_log(self, delivery: Delivery) -> None:

@@ -14,7 +14,8 @@ import asyncio
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.kafka.groups.assignment import AssignedPartition, Delivery, Member, Pool, Selector, SubscriptionFilter
@@ -23,21 +24,20 @@ from mapping.record import Received
 _TAKES_RUNS: Final = operator.attrgetter("takes_runs")
 
 
+@dataclass(slots=True, eq=False)
 class Pools:
     """The pools of a group's members in this process."""
 
-    def __init__(self, return_wait_s: float, ended: Callable[[Pool], None]) -> None:
-        """`ended` is called for a pool that has been without members for `return_wait_s` seconds."""
-        self.topics: frozenset[str] = frozenset()  # the topics that have interested members
-        # pools of subscription filters that have lost their last member, with their expiry timers
-        self.empty: dict[Pool, asyncio.TimerHandle] = {}
-        self._return_wait_s = return_wait_s
-        self._ended = ended
-        self._wanted: Counter[str] = Counter()  # by topic: the number of pools with members that want its records
-        self._selector: Selector | None = None
-        self._whole: dict[str, Pool] = {}  # by topic: the members that want all of it
-        self._filtered: dict[Hashable, Pool] = {}  # by the name of the subscription filter
-        self._turns = itertools.count(1)
+    _return_wait_s: float
+    _ended: Callable[[Pool], None]  # called for a pool that has been without members for that many seconds
+    topics: frozenset[str] = frozenset()  # that have interested members
+    # pools of subscription filters that have lost their last member, with their expiry timers
+    empty: dict[Pool, asyncio.TimerHandle] = field(default_factory=dict)
+    _wanted: Counter[str] = field(default_factory=Counter)  # by topic: pools with members that want its records
+    _selector: Selector | None = None
+    _whole: dict[str, Pool] = field(default_factory=dict)  # by topic: the members that want all of it
+    _filtered: dict[Hashable, Pool] = field(default_factory=dict)  # by the name of the subscription filter
+    _turns: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     # Members.
 

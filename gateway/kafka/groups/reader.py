@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.errors import ConsumerStoppedError, KafkaError
@@ -45,6 +44,7 @@ from gateway.kafka.groups.dispatch import Dispatch
 from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.groups.start_offsets import StartOffsets
 from gateway.kafka.groups.statistics import GroupStatistics, snapshot, unread
+from gateway.kafka.groups.times import GroupTimes
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.spawn import Spawn, keep_running
 
@@ -64,18 +64,6 @@ SPAN: Final = 50_000
 partition stay below, and so does a queue with 50 million records behind its first unselected one."""
 
 RETRY_S: Final = 0.5
-
-
-class GroupTimes(msgspec.Struct, frozen=True):
-    """How long the reader of a group waits."""
-
-    revoke_wait_s: float = 3.0  # a rebalance, for records that subscribers hold
-    # how long the records of a subscription filter without subscribers here are kept, while other subscribers keep its
-    # partitions here: clients come back
-    return_wait_s: float = 30.0
-    session_timeout_ms: int = 10_000
-    # the longest a join may take, though Kafka answers, before Refused BUSY: other members take part in it
-    join_timeout_s: float = 30.0
 
 
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -388,7 +376,6 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             "group %s: reading %s is paused: too many records lie behind an unsettled one (unselected: %d)",
             self.group, assigned.partition, len(assigned.unselected),
         )  # fmt: skip
-        assigned.stalled = True
         self._stalled.add(assigned)
         if self._consumer is not None:
             self._consumer.pause(assigned.partition)
@@ -396,7 +383,6 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     def _unstall(self, consumer: AIOKafkaConsumer) -> None:
         self._stalled = {assigned for assigned in self._stalled if assigned.ours}
         for assigned in [assigned for assigned in self._stalled if assigned.span <= SPAN // 2]:
-            assigned.stalled = False
             self._stalled.remove(assigned)
             if assigned.partition in consumer.assignment():
                 consumer.resume(assigned.partition)
@@ -417,8 +403,12 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     def _resume(self) -> None:
         self._paused = False
         if self._consumer is not None:
-            stalled = {assigned.partition for assigned in self._stalled}
-            self._consumer.resume(*(self._consumer.paused() - stalled - self._starts.leaderless.keys()))
+            self._consumer.resume(*(self._consumer.paused() - self._not_read))
+
+    @property
+    def _not_read(self) -> set[TopicPartition]:
+        """The partitions that stay paused."""
+        return {assigned.partition for assigned in self._stalled if assigned.ours} | self._starts.leaderless.keys()
 
     # Rebalancing.
 
@@ -492,8 +482,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             assignment.append(assigned)
         dispatch.set_assignment(assignment)
         self._rebalances += 1
-        stalled = {assigned.partition for assigned in assignment if assigned.stalled}
-        consumer.resume(*(partitions - stalled - self._starts.leaderless.keys()))
+        consumer.resume(*(partitions - self._not_read))
         dispatch.suspended = False
         return True
 
@@ -503,5 +492,6 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def statistics(self) -> GroupStatistics:
         """See `GroupStatistics`."""
-        counts = {"commits": self.commits.count, "rebalances": self._rebalances}
+        stalled = sum(assigned.ours for assigned in self._stalled)
+        counts = {"commits": self.commits.count, "rebalances": self._rebalances, "stalled": stalled}
         return snapshot(self.group, self.topics, self.dispatch, self._consumer, **counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.kafka.groups.assignment import Delivery, Pool
@@ -12,12 +13,13 @@ WAITING_BYTES: Final = 8 * 1024 * 1024
 """The most that may wait for pools without capacity while others go on. Beyond it reading stops for all pools."""
 
 
+@dataclass(slots=True, eq=False)
 class ReadyDeliveries:
     """The ready deliveries of all pools of one group, each in its pool's queue."""
 
-    def __init__(self) -> None:
-        self._busy: dict[Pool, None] = {}
-        self.records = self.bytes = 0  # their number, and the size of their values
+    _busy: dict[Pool, None] = field(default_factory=dict)
+    records: int = 0
+    bytes: int = 0  # of their values
 
     @property
     def pools(self) -> tuple[Pool, ...]:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import msgspec
+
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topic_info import TopicIdentity
 from gateway.kafka.groups.assignment import AssignedPartition
 
 
-class RecreatedTopics:
+class RecreatedTopics(msgspec.Struct, eq=False):
     """Finds recreated topics of one group member in Kafka's metadata.
 
     A commit that was in flight when a topic was deleted may be stored for the new topic. So committed offsets of a
     recreated topic are ignored until this member has committed in all of the topic's partitions that it owns.
     """
 
-    __slots__ = ("_distrusted", "_identities", "_lookup", "_seen")
-
-    def __init__(self, lookup: Lookup) -> None:
-        self._lookup = lookup
-        self._identities: dict[str, TopicIdentity] = {}
-        self._distrusted: set[str] = set()
-        self._seen: object = None  # the metadata of the last check
+    _lookup: Lookup
+    _identities: dict[str, TopicIdentity] = {}
+    _distrusted: set[str] = set()
+    _seen: object = None  # the metadata of the last check
 
     def watch(self, topics: Collection[str]) -> None:
         """Set the topics that the group reads from now on."""

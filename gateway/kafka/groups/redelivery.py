@@ -5,25 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from gateway.kafka.groups.assignment import Delivery
 
 
-class RedeliveryQueue:
+class RedeliveryQueue(msgspec.Struct, eq=False):
     """Waiting deliveries. Those that came back together, equally often, share a timer and keep their order."""
 
-    def __init__(
-        self, backoff_s: Callable[[int], float], retry: Callable[[Delivery], None], changed: Callable[[], None]
-    ) -> None:
-        """`backoff_s` returns the delay after a number of returns.
-
-        `retry` is called for each delivery that is due, then `changed` once.
-        """
-        self._backoff_s = backoff_s
-        self._retry = retry
-        self._changed = changed
-        # by the time and the number of returns; uvloop's clock stands still within an iteration
-        self._waiting: dict[tuple[float, int], list[Delivery]] = {}
-        self._timers: dict[tuple[float, int], asyncio.TimerHandle] = {}
+    _backoff_s: Callable[[int], float]  # returns the delay after a number of returns
+    _retry: Callable[[Delivery], None]  # called for each delivery that is due
+    _changed: Callable[[], None]  # called once after these
+    # by the time and the number of returns; uvloop's clock stands still within an iteration
+    _waiting: dict[tuple[float, int], list[Delivery]] = {}
+    _timers: dict[tuple[float, int], asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))

@@ -52,6 +52,7 @@ def snapshot(
     *,
     commits: int,
     rebalances: int,
+    stalled: int,
 ) -> GroupStatistics:
     """Return the statistics of one reader; `consumer` is its group member, or None while it has none."""
     positions: dict[str, dict[int, int]] = {}
@@ -83,7 +84,7 @@ def snapshot(
         unselected=sum(len(one.unselected) - len(one.in_flight) for one in dispatch.assignment.values()),
         behind=sum(len(member.behind) for member in dispatch.members.values()),
         expired=dispatch.catch_up.expired,
-        stalled=sum(one.stalled for one in dispatch.assignment.values()),
+        stalled=stalled,
         leaderless=len(without_leader(consumer, partitions)) if consumer is not None else 0,
     )
 

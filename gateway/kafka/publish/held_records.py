@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from gateway.failures import failures
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Owner, Refused
@@ -38,24 +40,16 @@ def _is_of(principal: str | None, held: _Held) -> bool:
     return _principal(held) == principal
 
 
-class HeldRecords:
+class HeldRecords(msgspec.Struct, eq=False):
     """The waiting records, by topic."""
 
-    def __init__(
-        self, budgets: Budgets, *, submit: Submit, refuse: Refuse, look_up: LookUp, spawn: Spawn, timeout_s: float
-    ) -> None:
-        """Records wait for at most `timeout_s`, and are counted in `budgets` meanwhile.
-
-        `look_up` is called for each topic that records wait for, `submit` for each record whose topic is known now,
-        `refuse` for each record whose topic cannot be used.
-        """
-        self._budgets = budgets
-        self._submit = submit
-        self._refuse = refuse
-        self._look_up = look_up
-        self._spawn = spawn
-        self._timeout_s = timeout_s
-        self._held: dict[str, list[_Held]] = {}
+    budgets: Budgets  # count the records while they wait
+    submit: Submit  # called for each record whose topic is known now
+    refuse: Refuse  # called for each record whose topic cannot be used
+    look_up: LookUp  # called for each topic that records wait for
+    spawn: Spawn
+    timeout_s: float  # how long records wait at most
+    _held: dict[str, list[_Held]] = {}
 
     def hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None) -> None:
         """Keep `record` until its topic is known; the first record of a topic starts the lookup."""
@@ -63,14 +57,14 @@ class HeldRecords:
         held = self._held.get(name)
         if held is None:
             held = self._held[name] = []
-            self._spawn(self._resolve(name))
+            self.spawn(self._resolve(name))
         if len(held) >= HELD_RECORDS:
-            self._refuse(owner, token, Outcome.BUSY, f"topic {name} is still being looked up")
+            self.refuse(owner, token, Outcome.BUSY, f"topic {name} is still being looked up")
             return
         size = HELD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
         size += sum(len(header) + len(value or b"") for header, value in record.headers)
         held.append((record, owner, token, sender, size))
-        source = self._budgets.topic(name)
+        source = self.budgets.topic(name)
         source.take(size)
         budget = getattr(owner, "budget", None)
         if budget is not None:
@@ -94,11 +88,11 @@ class HeldRecords:
         """Look up a topic that records wait for, for one principal after the other: each has its own limit."""
         refused: Refused | None = None
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 while held := self._held.get(name):
                     principal = _principal(held[0])
                     try:
-                        await self._look_up(name, principal)
+                        await self.look_up(name, principal)
                     except Refused as error:
                         if error.outcome is not Outcome.FULL:
                             raise
@@ -121,12 +115,12 @@ class HeldRecords:
     def _end(self, name: str, refused: Refused | None, held: Sequence[_Held]) -> None:
         for record, owner, token, sender, size in held:
             if refused is None:
-                self._submit(record, owner, token, sender)
+                self.submit(record, owner, token, sender)
             else:
-                self._refuse(owner, token, refused.outcome, refused.reason)
+                self.refuse(owner, token, refused.outcome, refused.reason)
             # After submitting, so that the gate does not flap.
-            self._budgets.topic(name).give(size)
+            self.budgets.topic(name).give(size)
             budget = getattr(owner, "budget", None)
             if budget is not None:
                 budget.give(size)
-        self._budgets.forget(name)
+        self.budgets.forget(name)

@@ -13,6 +13,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Final
 from weakref import ref
 
@@ -96,36 +97,34 @@ class QueuedTopic:
         return Batch(limit, self._budget, CODECS[self.context.config.compression])
 
 
+@dataclass(slots=True, eq=False)
 class PartitionQueue:
-    """The batches of one partition.
+    """The batches of one partition."""
 
-    Attributes:
-        shut: accepts no records without a key: the partition has no leader and no batches here, or no longer exists.
-    """
+    topic: QueuedTopic
+    number: int
+    context: WriterContext = field(init=False)
+    open: Batch = field(init=False)  # being filled; may be empty
+    full: deque[Batch] = field(default_factory=deque)  # sealed batches that wait, in order
+    # the batch in flight, or the parts of one that was split
+    in_flight: deque[Batch] = field(default_factory=deque)
+    touched: bool = False  # is in the publisher's list for the end of this event-loop turn
+    senders: int = 0  # number of lasting senders placed here
+    led: bool = True  # the partition has a leader, by the last metadata
+    # accepts no records without a key: the partition has no leader and no batches here, or no longer exists
+    shut: bool = False
+    dissolved: bool = False  # the partition no longer exists
+    _split_failures: int = 0
+    _task: asyncio.Task[None] | None = None
+    _full_waiter: asyncio.Event | None = None
+    _timeout: asyncio.Timeout | None = None
+    # timed out here, but aiokafka still retries them, ahead of later ones
+    _given_up: list[ref[Batch]] = field(default_factory=list)
+    _tried_by: LeasedProducer | None = None  # the producer of `_given_up`
 
-    __slots__ = (
-        "_full_waiter", "_given_up", "_split_failures", "_task", "_timeout", "_tried_by", "context", "dissolved",
-        "full", "in_flight", "led", "number", "open", "senders", "shut", "topic", "touched",
-    )  # fmt: skip
-
-    def __init__(self, topic: QueuedTopic, number: int) -> None:
-        self.topic = topic
-        self.number = number
-        self.context = topic.context
-        self.open = topic.new_batch()  # being filled; may be empty
-        self.full: deque[Batch] = deque()  # sealed batches that wait, in order
-        self.in_flight: deque[Batch] = deque()  # the batch in flight, or the parts of one that was split
-        self.touched = False  # is in the publisher's list for the end of this event-loop turn
-        self.senders = 0  # number of lasting senders placed here
-        self.led = True  # the partition has a leader, by the last metadata
-        self.shut = False
-        self.dissolved = False  # the partition no longer exists
-        self._split_failures = 0
-        self._task: asyncio.Task[None] | None = None
-        self._full_waiter: asyncio.Event | None = None
-        self._timeout: asyncio.Timeout | None = None
-        self._given_up: list[ref[Batch]] = []  # timed out here, but aiokafka still retries them, ahead of later ones
-        self._tried_by: LeasedProducer | None = None  # the producer of `_given_up`
+    def __post_init__(self) -> None:
+        self.context = self.topic.context
+        self.open = self.topic.new_batch()
 
     def seal_open(self) -> Batch:
         """Queue the open batch, unless it is empty, and open another."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 from aiokafka import AIOKafkaProducer, errors
 from aiokafka.structs import RecordMetadata
 
@@ -62,19 +63,17 @@ class LeasedProducer:
         await force_close(self._producer, spawn)
 
 
-class Producers:
+class Producers(msgspec.Struct, eq=False):
     """The current producer, and retired ones that still have batches in flight."""
 
-    def __init__(self, config: KafkaConfig, spawn: Spawn, on_metadata: Callable[[Any], None], fence: Fence) -> None:
-        """`on_metadata` is called with aiokafka's metadata after each update. While `fence` is shut nothing is sent."""
-        self._fence = fence
-        self._on_metadata = partial(failures.guard, "metadata", on_metadata)
-        self._config = config
-        self._spawn = spawn
-        self._current: LeasedProducer | None = None
-        self._starting: asyncio.Task[None] | None = None
-        self._retired: dict[LeasedProducer, asyncio.Task[None] | None] = {}  # with the task that closes it, if any
-        self.started = 0
+    _config: KafkaConfig
+    _spawn: Spawn
+    _on_metadata: Callable[[Any], None]  # called with aiokafka's metadata after each update
+    _fence: Fence  # while it is shut nothing is sent
+    started: int = 0
+    _current: LeasedProducer | None = None
+    _starting: asyncio.Task[None] | None = None
+    _retired: dict[LeasedProducer, asyncio.Task[None] | None] = {}  # with the task that closes it, if any
 
     async def acquire(self) -> LeasedProducer:
         """Return the current producer, starting one if needed. Pair with `release`.
@@ -116,7 +115,7 @@ class Producers:
                 lambda producer: start_client(producer.start, producer.stop, self._spawn),
                 "producer",
             )
-            producer.client.cluster.add_listener(self._on_metadata)
+            producer.client.cluster.add_listener(partial(failures.guard, "metadata", self._on_metadata))
             self._current = LeasedProducer(producer)
             self.started += 1
         finally:

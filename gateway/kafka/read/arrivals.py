@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Final
 
+import msgspec
 from aiokafka import TopicPartition
 
 from gateway.kafka.cluster.lookup import Lookup
@@ -21,17 +22,15 @@ from mapping.record import Received
 LINGER_S: Final = 5.0  # how long a topic without sleepers is still watched: most readers come back immediately
 
 
-class Arrivals:
+class Arrivals(msgspec.Struct, eq=False):
     """The sleeping readers, by partition. A fan-out of the live reader that never accepts a record."""
 
-    def __init__(self, live_reader: LiveReader, lookup: Lookup) -> None:
-        """Watch nothing before a reader sleeps; both arguments are stopped by their owner."""
-        self._live_reader = live_reader
-        self._lookup = lookup
-        self._waiting: dict[str, dict[int, set[asyncio.Event]]] = {}  # by topic and partition
-        self._partitions: dict[asyncio.Event, tuple[TopicPartition, ...]] = {}
-        self._tailed: set[str] = set()
-        self._lingering: dict[str, asyncio.TimerHandle] = {}
+    _live_reader: LiveReader  # it and the look-up are stopped by their owner
+    _lookup: Lookup
+    _waiting: dict[str, dict[int, set[asyncio.Event]]] = {}  # by topic and partition
+    _partitions: dict[asyncio.Event, tuple[TopicPartition, ...]] = {}
+    _tailed: set[str] = set()
+    _lingering: dict[str, asyncio.TimerHandle] = {}
 
     @property
     def sleepers(self) -> int:

@@ -12,6 +12,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Final
 
@@ -45,7 +46,8 @@ Goal = Callable[[], int]
 """Returns the offset where a reading ends, which may move on: usually the live reader's position in the partition."""
 
 
-class Reading(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Reading:
     """The catch-up of one subscriber in one partition."""
 
     subscriber: Subscriber
@@ -83,30 +85,21 @@ class _Queue(msgspec.Struct, eq=False):
     woken: bool = False  # `resume` was called during its turn
 
 
+@dataclass(slots=True, eq=False)
 class CatchUpReader:
     """Serves all subscribers that are behind, from a bounded pool of consumers."""
 
-    def __init__(
-        self,
-        kafka: ConsumerOptions,
-        spawn: Spawn,
-        lookup: Lookup,
-        *,
-        consumers: int = 16,
-        idle_s: float = IDLE_S,
-    ) -> None:
-        """Open no consumer before a subscriber is behind; close one that has been idle for `idle_s` seconds."""
-        self.kafka = dict(kafka)
-        self.lookup = lookup
-        self.idle_s = idle_s
-        self.offered = 0
-        self.gaps = 0
-        self.spawn = spawn
-        self._limit = consumers
-        self._queues: dict[Subscriber, _Queue] = {}
-        self._ready: deque[_Queue] = deque()
-        self._workers: set[_Worker] = set()
-        self._stopped = False
+    kafka: ConsumerOptions
+    spawn: Spawn
+    lookup: Lookup
+    consumers: int = 16  # the most that are open; none before a subscriber is behind
+    idle_s: float = IDLE_S
+    offered: int = 0
+    gaps: int = 0
+    _queues: dict[Subscriber, _Queue] = field(default_factory=dict)
+    _ready: deque[_Queue] = field(default_factory=deque)
+    _workers: set[_Worker] = field(default_factory=set)
+    _stopped: bool = False
 
     def start(self, reading: Reading) -> None:
         """Start to serve a reading, in turn with all others; a subscriber may have one per partition."""
@@ -227,7 +220,7 @@ class CatchUpReader:
             return
         self._ready.append(queue)
         spare = next((worker for worker in idle if worker.serves is None or not worker.serves.readings), None)
-        if spare is None and len(self._workers) < self._limit:
+        if spare is None and len(self._workers) < self.consumers:
             self._hire()
         elif spare is not None or idle:
             (spare or idle[0]).busy.set()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -37,18 +38,19 @@ FallBehind = Callable[[Partition, Watch, Subscriber, TopicPartition, int], None]
 and the catch-up reader offers it everything from the offset on."""
 
 
+@dataclass(slots=True, eq=False)
 class Distributor:
     """See the module."""
 
-    def __init__(self, partitions: Mapping[TopicPartition, Partition], fall_behind: FallBehind) -> None:
-        """`partitions` are those that are watched now; records that were fetched of others are dropped."""
-        self.records = self.offers = self.dropped = 0
-        # called with topic, partition and next offset after records were offered
-        self.passed: Callable[[str, int, int], None] | None = None
-        # waits until the offered records are written
-        self.written: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
-        self._partitions = partitions
-        self._fall_behind = fall_behind
+    _partitions: Mapping[TopicPartition, Partition]  # watched now; records that were fetched of others are dropped
+    _fall_behind: FallBehind
+    records: int = 0
+    offers: int = 0
+    dropped: int = 0
+    # called with topic, partition and next offset after records were offered
+    passed: Callable[[str, int, int], None] | None = None
+    # waits until the offered records are written
+    written: Callable[[], Awaitable[None]] = field(default_factory=lambda: partial(asyncio.sleep, 0))
 
     async def hand_over(self, fetched: Fetched) -> None:
         """Offer all records, in order within each partition. Returns when they are written."""

@@ -5,28 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from gateway.kafka.contracts import Fanout
 from gateway.kafka.read.live_reader import LiveReader
 
 
-class LingeringWatch:
+class LingeringWatch(msgspec.Struct, eq=False):
     """Keeps one `Fanout` watching one topic from the first use until a while after the last."""
 
-    def __init__(
-        self, live_reader: LiveReader, topic: str, fanout: Fanout, in_use: Callable[[], object], *, linger_s: float
-    ) -> None:
-        """Watch nothing before `hold`.
-
-        `in_use` returns whether the watch is needed; it may end `linger_s` seconds after it was last needed.
-        """
-        self.held = False  # whether the live reader watches, so that new records are seen
-        self._live_reader = live_reader
-        self._topic = topic
-        self._fanout = fanout
-        self._in_use = in_use
-        self._linger_s = linger_s
-        self._taking = asyncio.Lock()
-        self._timer: asyncio.TimerHandle | None = None
+    _live_reader: LiveReader
+    _topic: str
+    _fanout: Fanout
+    _in_use: Callable[[], object]  # whether the watch is needed
+    _linger_s: float  # how long it lasts after it was last needed
+    held: bool = False  # whether the live reader watches, so that new records are seen
+    _taking: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    _timer: asyncio.TimerHandle | None = None
 
     async def hold(self) -> None:
         """Ensure that records stored from now on are seen. Raises Refused when Kafka does not answer."""

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 
+import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError, TopicAuthorizationFailedError
 
@@ -44,39 +45,31 @@ GATHER_MOST_S: Final = 0.05
 """The longest that such a fan-out delays a record of any other topic."""
 
 
-class LiveConsumer:
-    """Reads the watched partitions, and hands their records over partition by partition."""
+class LiveConsumer(msgspec.Struct, eq=False):
+    """Reads the watched partitions, and hands their records over partition by partition.
 
-    def __init__(
-        self,
-        kafka: ConsumerOptions,
-        spawn: Spawn,
-        lookup: Lookup,
-        partitions: Mapping[TopicPartition, Partition],
-        hand_over: Callable[[Fetched], Awaitable[None]],
-    ) -> None:
-        """Prepare; no consumer is opened before the first partition is there.
+    No consumer is opened before the first partition is there.
+    """
 
-        `partitions` belongs to the live reader, which calls `change_assignment` after each change.
-        """
-        # records that retention had deleted before they were read; how often the set of partitions was changed
-        self.gaps = self.assignments = 0
-        self._kafka = dict(kafka)
-        self._spawn = spawn
-        self._lookup = lookup
-        self._partitions = partitions
-        self._hand_over = hand_over
-        self._topic_missing: Callable[[], None] = lambda: None
-        self._metadata_came: Callable[[Any], None] = lambda cluster: None
-        self._consumer: AIOKafkaConsumer | None = None
-        self._fetcher: SessionFetcher | None = None  # of the consumer
-        self._task: asyncio.Task[None] | None = None
-        self._wanted = asyncio.Event()
-        self._reassign_timer: asyncio.TimerHandle | None = None
-        self._reassigned_at = float("-inf")
-        self._denied: set[str] = set()
-        self._fetches = self._named = 0  # of consumers that are closed
-        self._gather_s = 0.0  # how long the next fetch gathers: proportional to the work that the last one caused
+    _kafka: ConsumerOptions
+    _spawn: Spawn
+    _lookup: Lookup
+    _partitions: Mapping[TopicPartition, Partition]  # the live reader's; it calls `change_assignment` after each change
+    _hand_over: Callable[[Fetched], Awaitable[None]]
+    gaps: int = 0  # records that retention had deleted before they were read
+    assignments: int = 0  # how often the set of partitions was changed
+    _topic_missing: Callable[[], None] = lambda: None
+    _metadata_came: Callable[[Any], None] = lambda cluster: None
+    _consumer: AIOKafkaConsumer | None = None
+    _fetcher: SessionFetcher | None = None  # of the consumer
+    _task: asyncio.Task[None] | None = None
+    _wanted: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    _reassign_timer: asyncio.TimerHandle | None = None
+    _reassigned_at: float = float("-inf")
+    _denied: set[str] = set()
+    _fetches: int = 0  # of consumers that are closed
+    _named: int = 0
+    _gather_s: float = 0.0  # how long the next fetch gathers: proportional to the work that the last one caused
 
     def start(self, topic_missing: Callable[[], None], metadata_came: Callable[[Any], None]) -> None:
         """Start to read; Kafka need not be reachable yet.

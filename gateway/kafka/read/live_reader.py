@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from aiokafka import TopicPartition
 
 from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topic_info import TopicIdentity
 from gateway.kafka.contracts import Fanout, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
@@ -118,7 +119,7 @@ class LiveReader:
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
         if topic is None:
-            topic = self._topics[name] = Topic(name, self._lookup.identity(name))
+            topic = self._topics[name] = Topic(name, TopicIdentity(self._lookup.identity(name)))
         return topic
 
     def _add(self, fanout: Fanout, offsets: Mapping[TopicPartition, int], beginning: bool = False) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any, Final
 
+import msgspec
 from aiokafka import TopicPartition
 
 from gateway.kafka.cluster.lookup import Lookup
@@ -21,39 +22,22 @@ RECHECK_S: Final = 2.0  # the pause between two checks while something is missin
 GONE_S: Final = 30.0  # a partition missing for this time counts as deleted: its catch-ups end
 
 
-class MetadataFollower:
-    """Follows the metadata of all topics, and updates the partitions that the live reader may read."""
+class MetadataFollower(msgspec.Struct, eq=False):
+    """Follows the metadata of all topics, from `start` on, and updates the partitions that the live reader may read."""
 
-    def __init__(  # noqa: PLR0917 - its dependencies and callbacks
-        self,
-        lookup: Lookup,
-        spawn: Spawn,
-        topics: Mapping[str, Topic],
-        read: MutableMapping[TopicPartition, Partition],
-        changed: Callable[[], None],
-        deleted: Callable[[Partition], None],
-        recreated: Callable[[Topic], None],
-        leader_found: Callable[[TopicPartition], None],
-    ) -> None:
-        """Prepare; nothing is followed before `start`.
-
-        `read` has the readable partitions of the watched `topics`; the live reader adds and removes some too. `changed`
-        is called when `read` has changed, `deleted` for a partition that has been missing for `GONE_S`, `recreated` for
-        a recreated topic, before its partitions are checked, and `leader_found` for a partition that is read from now
-        on and had no leader when its watch started.
-        """
-        self._lookup = lookup
-        self._spawn = spawn
-        self._topics = topics
-        self._read = read
-        self._changed = changed
-        self._deleted = deleted
-        self._recreated = recreated
-        self._leader_found = leader_found
-        self._suspected_at = float("-inf")
-        self._leading: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._stopped = False  # metadata may arrive until its sources are closed
+    _lookup: Lookup
+    _spawn: Spawn
+    _topics: Mapping[str, Topic]  # that are watched
+    _read: MutableMapping[TopicPartition, Partition]  # their readable partitions; the live reader changes some too
+    _changed: Callable[[], None]  # called when `_read` has changed
+    _deleted: Callable[[Partition], None]  # called for a partition that has been missing for `GONE_S`
+    _recreated: Callable[[Topic], None]  # called for a recreated topic, before its partitions are checked
+    # called for a partition that is read from now on and had no leader when its watch started
+    _leader_found: Callable[[TopicPartition], None]
+    _suspected_at: float = float("-inf")
+    _leading: asyncio.Task[None] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _stopped: bool = False  # metadata may arrive until its sources are closed
 
     def start(self) -> None:
         """Follow the metadata."""

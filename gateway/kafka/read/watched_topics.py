@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -19,18 +20,15 @@ Chosen = Collection[tuple[Subscriber | LossySubscriber, Any]]
 """Subscribers, each with the context for its offers."""
 
 
+@dataclass(slots=True, eq=False)
 class Watch:
     """A fan-out that watches one topic."""
 
-    __slots__ = ("fanout", "readings", "select", "select_run", "since")
-
-    def __init__(self, fanout: Fanout, since: dict[int, int]) -> None:
-        self.fanout = fanout
-        self.select: Callable[[Received], Chosen] = fanout.select
-        self.select_run: Callable[[list[Received], int], tuple[Chosen, int]] | None
-        self.select_run = getattr(fanout, "select_run", None)
-        self.since = since  # by partition: the first offset it wants
-        self.readings: dict[Reading, None] = {}  # of its subscribers that are behind
+    fanout: Fanout
+    since: dict[int, int]  # by partition: the first offset it wants
+    select: Callable[[Received], Chosen]
+    select_run: Callable[[list[Received], int], tuple[Chosen, int]] | None
+    readings: dict[Reading, None] = field(default_factory=dict)  # of its subscribers that are behind
 
     def is_early(self, record: Received) -> bool:
         """Whether the record was stored before the watch started; drops the partition's mark when that is passed."""
@@ -43,19 +41,20 @@ class Watch:
         return False
 
 
+@dataclass(slots=True, eq=False)
 class Partition:
     """The positions in one partition."""
 
-    __slots__ = ("behind", "fetched", "missing_since", "position", "stored", "topic")
+    topic: Topic
+    position: int  # the offset of the next record to fan out; all below were fanned out
+    fetched: int = 0  # the offset of the next record to expect from the consumer
+    stored: int = 0  # the log ends here or further on, as this process's own records show
+    behind: dict[Subscriber, Reading] = field(default_factory=dict)  # subscribers served by the catch-up reader
+    # since when (loop time) the metadata has lacked the partition; None while it is there
+    missing_since: float | None = None
 
-    def __init__(self, topic: Topic, position: int) -> None:
-        self.topic = topic
-        # since when (loop time) the metadata has lacked the partition; None while it is there
-        self.missing_since: float | None = None
-        self.position = position  # the offset of the next record to fan out; all below were fanned out
-        self.fetched = position  # the offset of the next record to expect from the consumer
-        self.stored = 0  # the log ends here or further on, as this process's own records show
-        self.behind: dict[Subscriber, Reading] = {}  # subscribers served by the catch-up reader
+    def __post_init__(self) -> None:
+        self.fetched = self.position
 
 
 class PendingCatchUp(msgspec.Struct, frozen=True):
@@ -66,21 +65,19 @@ class PendingCatchUp(msgspec.Struct, frozen=True):
     gap: Callable[[int], None] | None
 
 
+@dataclass(slots=True, eq=False)
 class Topic:
     """A topic's partitions and watches."""
 
-    __slots__ = ("_watches", "identity", "leaderless", "name", "partitions", "piece", "watching")
-
-    def __init__(self, name: str, identity: bytes) -> None:
-        self.name = name
-        self.identity = TopicIdentity(identity)  # of the topic to which the positions belong
-        # by fan-out; changed by `add` and `remove`. There may be thousands: every AMQP receiver is one.
-        self.watching: dict[Fanout, Watch] = {}
-        self._watches: tuple[Watch, ...] | None = ()
-        self.piece = 1  # how many records are handed over together, adjusted to the work they cause
-        self.partitions: dict[TopicPartition, Partition] = {}
-        # partitions without a leader when their watch started, and the time (ms) since when records are wanted
-        self.leaderless: dict[TopicPartition, int] = {}
+    name: str
+    identity: TopicIdentity  # of the topic to which the positions belong
+    # by fan-out; changed by `add` and `remove`. There may be thousands: every AMQP receiver is one.
+    watching: dict[Fanout, Watch] = field(default_factory=dict)
+    _watches: tuple[Watch, ...] | None = ()
+    piece: int = 1  # how many records are handed over together, adjusted to the work they cause
+    partitions: dict[TopicPartition, Partition] = field(default_factory=dict)
+    # partitions without a leader when their watch started, and the time (ms) since when records are wanted
+    leaderless: dict[TopicPartition, int] = field(default_factory=dict)
 
     @property
     def watches(self) -> tuple[Watch, ...]:
@@ -91,7 +88,7 @@ class Topic:
 
     def add(self, fanout: Fanout, since: dict[int, int]) -> None:
         """Start the watch of a fan-out."""
-        self.watching[fanout] = Watch(fanout, since)
+        self.watching[fanout] = Watch(fanout, since, fanout.select, getattr(fanout, "select_run", None))
         self._watches = None
 
     def remove(self, fanout: Fanout) -> Watch | None:

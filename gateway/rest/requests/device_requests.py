@@ -58,7 +58,7 @@ class Replies:
         self._random_id = random_id
         self._open: dict[str, asyncio.Future[Received]] = {}  # the answers by correlation id
         self._users = 0
-        self._watch = LingeringWatch(live_reader, topic, self, lambda: self._users, linger_s=LINGER_S)
+        self._watch = LingeringWatch(live_reader, topic, self, lambda: self._users, LINGER_S)
 
     def __len__(self) -> int:
         """Return the number of open requests."""

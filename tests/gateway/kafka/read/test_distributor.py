@@ -11,6 +11,7 @@ from aiokafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.kafka.cluster.topic_info import TopicIdentity
 from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.distributor import PIECE_BYTES, PIECE_RECORDS, Distributor
 from gateway.kafka.read.watched_topics import Partition, Topic, Watch
@@ -51,7 +52,7 @@ class Bench:
     """A partition with watches; notes subscribers that fall behind, with the offset."""
 
     def __init__(self, *fanouts: Any) -> None:
-        self.topic = Topic("fan", b"")
+        self.topic = Topic("fan", TopicIdentity(b""))
         for fanout in fanouts:
             self.topic.add(fanout, {})
         self.part = self.topic.partitions[PLACE] = Partition(self.topic, FIRST)

@@ -8,6 +8,7 @@ from typing import Any
 from aiokafka import TopicPartition
 from aiokafka.cluster import ClusterMetadata
 
+from gateway.kafka.cluster.topic_info import TopicIdentity
 from gateway.kafka.read.metadata_follower import MetadataFollower
 from gateway.kafka.read.watched_topics import Partition, Topic
 
@@ -19,7 +20,7 @@ async def test_metadata_during_the_stop_trigger_no_request(readers: Any) -> None
         asked.append(readers.spawn(work))
         return asked[-1]
 
-    topic = Topic("gone", b"")
+    topic = Topic("gone", TopicIdentity(b""))
     read = {TopicPartition("gone", 0): Partition(topic, 0)}
     follower = MetadataFollower(readers.lookup, spawn, {"gone": topic}, read, lambda: None, *(lambda _: None,) * 3)
     follower.check_consumer_metadata(ClusterMetadata())  # it lacks the topic

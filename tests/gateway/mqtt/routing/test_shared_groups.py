@@ -20,7 +20,7 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.groups.membership import GROUP_LIMIT, Groups
-from gateway.kafka.groups.reader import GroupTimes
+from gateway.kafka.groups.times import GroupTimes
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.mqtt.routing.router import Match
 from gateway.mqtt.routing.shared_groups import Share, Sharing
