@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.kafka.contracts import Refused
+from gateway.kafka.contracts import Refused, in_time
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
@@ -35,7 +35,6 @@ _NAMES: Final = {
     Outcome.DENIED: ReasonCode.NOT_AUTHORIZED,
     Outcome.UNFIT: ReasonCode.TOPIC_FILTER_INVALID,
 }
-_SILENT: Final = "Kafka does not answer"
 _DISCONNECT_CODES: Final = {Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
 
 
@@ -106,10 +105,7 @@ def _prefixed(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequ
 async def _save(services: Services, session: Session) -> Refused | None:
     """Store a kept session; return the error if that failed or its result is unknown."""
     try:
-        async with asyncio.timeout(ANSWER_S):
-            await services.sessions.save(session)
-    except TimeoutError:
-        return Refused(Outcome.BUSY, _SILENT)
+        await in_time(services.sessions.save(session), ANSWER_S)
     except Refused as refused:
         return refused
     return None
@@ -159,14 +155,9 @@ async def _hold(
     if not subscriptions:
         return
     router = services.router
+    filters = dict.fromkeys(subscription.options.topic_filter for subscription in subscriptions.values())
     try:
-        async with asyncio.timeout(ANSWER_S):
-            held = await router.hold(
-                dict.fromkeys(subscription.options.topic_filter for subscription in subscriptions.values())
-            )
-    except TimeoutError:
-        answer.reason = _SILENT
-        return
+        held = await in_time(router.hold(filters), ANSWER_S)
     except Refused as refused:
         for index in subscriptions:
             answer.refuse_for(index, refused)
@@ -204,13 +195,10 @@ async def _join(session: Session, subscriptions: Mapping[int, SessionSubscriptio
         topic_filter = subscriptions[index].options.topic_filter
         new = topic_filter not in session.shares.subscriptions
         try:
-            async with asyncio.timeout(JOIN_S):
-                await session.shares.join(subscriptions[index])
+            await in_time(session.shares.join(subscriptions[index]), JOIN_S)
             answer.codes[index] = subscriptions[index].options.qos
             if new:
                 answer.new.append(topic_filter)
-        except TimeoutError:
-            answer.reason = _SILENT
         except Refused as refused:
             if refused.outcome is Outcome.DENIED and session.client is not None:
                 session.client.audit_denied("subscribe", topic_filter)
