@@ -72,18 +72,8 @@ async def subscribe(
     }
     own = {index: subscription for index, subscription in allowed.items() if index not in shared}
     await asyncio.gather(_hold(client, session, services, own, answer), _join(session, shared, answer))
-    if session.client is not client:
-        return  # the client disconnected meanwhile
-    if session.kept:
-        refused = await _save(services, session)
-        if refused is not None:
-            if refused.outcome is Outcome.TOO_LARGE:
-                for topic_filter in answer.new:
-                    await _remove(session, topic_filter)
-            client.disconnect(_DISCONNECT_CODES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
-            return
-        if session.client is not client:
-            return
+    if not await _save(client, session, services, answer.new):
+        return
     explained = None
     if answer.reason is not None and client.grant is not None:
         explained = Properties(reason_string=client.grant.names.text(answer.reason))
@@ -102,13 +92,21 @@ def _prefixed(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequ
     return [msgspec.structs.replace(one, topic_filter=names.filter(one.topic_filter)) for one in subscriptions]
 
 
-async def _save(services: Services, session: Session) -> Refused | None:
-    """Store a kept session; return the error if that failed or its result is unknown."""
-    try:
-        await in_time(services.sessions.save(session), ANSWER_S)
-    except Refused as refused:
-        return refused
-    return None
+async def _save(client: ClientPort, session: Session, services: Services, new: Sequence[str] = ()) -> bool:
+    """Store the session, if it is kept; without its `new` subscriptions if it is too large with them.
+
+    Returns:
+        Whether the client is still connected; it is disconnected if the session is not stored, or perhaps not.
+    """
+    if session.kept and session.client is client:
+        try:
+            await in_time(services.sessions.save(session), ANSWER_S)
+        except Refused as refused:
+            if refused.outcome is Outcome.TOO_LARGE:
+                for topic_filter in new:
+                    await _remove(session, topic_filter)
+            client.disconnect(_DISCONNECT_CODES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
+    return session.client is client
 
 
 def _authorize(  # noqa: PLR0917 - the client and its request
@@ -138,9 +136,8 @@ def _authorize(  # noqa: PLR0917 - the client and its request
             answer.refuse(index, ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
         else:
             known.add(topic_filter)
-            allowed[index] = SessionSubscription(
-                _with_qos(options, min(options.qos, services.config.maximum_qos)), identifier
-            )
+            granted = msgspec.structs.replace(options, qos=min(options.qos, services.config.maximum_qos))
+            allowed[index] = SessionSubscription(granted, identifier)
     return allowed
 
 
@@ -211,14 +208,6 @@ async def _join(session: Session, subscriptions: Mapping[int, SessionSubscriptio
     await asyncio.gather(*(join_in_order(several) for several in indexes.values()))
 
 
-def _with_qos(options: Subscription, qos: int) -> Subscription:
-    if options.qos == qos:
-        return options
-    return Subscription(
-        options.topic_filter, qos, options.no_local, options.retain_as_published, options.retain_handling
-    )
-
-
 async def _remove(session: Session, topic_filter: str) -> bool:
     """Remove a subscription and return whether it existed."""
     if topic_filter in session.shares.subscriptions:
@@ -237,9 +226,5 @@ async def unsubscribe(
             return
         found = await _remove(session, topic_filter)
         codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
-    if session.client is client and session.kept:
-        refused = await _save(services, session)
-        if refused is not None:
-            client.disconnect(_DISCONNECT_CODES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
-            return
-    connection.send_unsuback(event.packet_id, codes)
+    if await _save(client, session, services):
+        connection.send_unsuback(event.packet_id, codes)
