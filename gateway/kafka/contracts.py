@@ -9,13 +9,16 @@ Out of Kafka: a reader offers records to subscribers, which accept them or repor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+import asyncio
+from collections.abc import Awaitable, Collection, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from mapping.outcomes import Outcome
 from mapping.record import Received
+
+T = TypeVar("T")
 
 
 class Result(msgspec.Struct, frozen=True, gc=False):
@@ -49,6 +52,15 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error
         super().__init__(reason)
         self.outcome = outcome
         self.reason = reason
+
+
+async def in_time(work: Awaitable[T], limit_s: float) -> T:
+    """Wait for Kafka while a client waits; raise Refused (BUSY) after `limit_s` seconds, so that it tries again."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await work
+    except TimeoutError:
+        raise Refused(Outcome.BUSY, "Kafka does not answer") from None
 
 
 class Subscriber(Protocol):

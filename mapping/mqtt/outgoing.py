@@ -66,7 +66,6 @@ def from_record(record: Received, rules: Rules) -> Delivery | None:
     topic = rules.mqtt_topic(record.topic, record.key, record.headers)
     if topic is None:
         return None
-    qos, retain, expires = _DEFAULT_QOS, False, None
     client: str | None = None
     protocol = b""
     known: dict[str, bytes] = {}
@@ -76,7 +75,7 @@ def from_record(record: Received, rules: Rules) -> Delivery | None:
             continue
         plain = own_name(name)
         if plain is not None:
-            pair = _text(plain), _value_text(value)
+            pair = plain.replace("\0", ""), _value_text(value)
             if _fits(pair[0]) and _fits(pair[1]):
                 user.append(pair)
         elif name in SHOWN:
@@ -92,18 +91,14 @@ def from_record(record: Received, rules: Rules) -> Delivery | None:
         if client is not None:
             client = rules.whole_client(client, topic)
     level = known.get(MQTT_QOS)
-    if level in (b"0", b"1", b"2"):
-        qos = int(level)
-    retain = known.get(MQTT_RETAIN) == b"1"
-    expiry = known.get(EXPIRY)
-    if expiry is not None:
-        expires = expiry_of(expiry)
+    qos = int(level) if level in (b"0", b"1", b"2") else _DEFAULT_QOS
+    retain, expires = known.get(MQTT_RETAIN) == b"1", expiry_of(known.get(EXPIRY))
     return Delivery(topic, record.value or b"", qos, retain, client, expires, _properties(known, user))
 
 
-def expiry_of(value: bytes) -> int | None:
-    """Return the epoch milliseconds in an expiry header; None if it is invalid."""
-    return int(value) if value.isdigit() and len(value) <= _EXPIRY_DIGITS else None
+def expiry_of(value: bytes | None) -> int | None:
+    """Return the epoch milliseconds in an expiry header; None if there is none, or it is invalid."""
+    return int(value) if value is not None and value.isdigit() and len(value) <= _EXPIRY_DIGITS else None
 
 
 def _properties(known: dict[str, bytes], user: list[tuple[str, str]]) -> Properties | None:
@@ -164,7 +159,3 @@ def _value_text(value: bytes | None) -> str:
         return ""
     text = _decoded(value)
     return text if text is not None else BASE64 + base64.b64encode(value).decode()
-
-
-def _text(name: str) -> str:
-    return name.replace("\0", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from typing import Final
 
@@ -10,7 +9,7 @@ import msgspec
 import structlog
 
 from gateway.audit.trail import audit, where_of
-from gateway.kafka.contracts import Refused
+from gateway.kafka.contracts import Refused, in_time
 from gateway.limits.limits import LimitExceeded
 from gateway.mqtt.connection.connack import (
     LIMITS,
@@ -196,16 +195,14 @@ class Admission:
         except LimitExceeded as exceeded:
             raise _RefusedError(LIMITS[exceeded.kind], str(exceeded)) from None
         try:
-            async with asyncio.timeout(ANSWER_S):
-                session, present = await services.opening.open(
-                    client_id,
-                    identity.name,
-                    clean_start=connect.clean_start,
-                    expiry=session_expiry(connect, asked, services.config),
-                    will=will,
-                )
-        except TimeoutError:
-            raise _RefusedError(ReasonCode.SERVER_UNAVAILABLE, "Kafka does not answer") from None
+            opened = services.opening.open(
+                client_id,
+                identity.name,
+                clean_start=connect.clean_start,
+                expiry=session_expiry(connect, asked, services.config),
+                will=will,
+            )
+            session, present = await in_time(opened, ANSWER_S)
         except Refused as error:
             raise _RefusedError(_REFUSALS.get(error.outcome, ReasonCode.SERVER_UNAVAILABLE), error.reason) from None
         if client.is_over:

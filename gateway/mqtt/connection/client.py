@@ -83,7 +83,7 @@ class Client(ClientPort):
                 position = self._incoming.publish(received, position)
                 continue
             position += 1
-            if kind is packets.Puback:
+            if kind is packets.Puback or kind is packets.Pubcomp:
                 self._acknowledged(event.packet_id)
             elif kind in _WAITING:
                 self._feed()
@@ -95,8 +95,6 @@ class Client(ClientPort):
                 if self.session is None:
                     return None
                 self._incoming.release(event.packet_id)
-            elif kind is packets.Pubcomp:
-                self._acknowledged(event.packet_id)
             elif kind is packets.Disconnect:
                 self._disconnect(event)
             elif kind is ConnectionFailed:

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.kafka.contracts import Refused
+from gateway.kafka.contracts import Refused, in_time
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
@@ -35,7 +35,6 @@ _NAMES: Final = {
     Outcome.DENIED: ReasonCode.NOT_AUTHORIZED,
     Outcome.UNFIT: ReasonCode.TOPIC_FILTER_INVALID,
 }
-_SILENT: Final = "Kafka does not answer"
 _DISCONNECT_CODES: Final = {Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
 
 
@@ -73,18 +72,8 @@ async def subscribe(
     }
     own = {index: subscription for index, subscription in allowed.items() if index not in shared}
     await asyncio.gather(_hold(client, session, services, own, answer), _join(session, shared, answer))
-    if session.client is not client:
-        return  # the client disconnected meanwhile
-    if session.kept:
-        refused = await _save(services, session)
-        if refused is not None:
-            if refused.outcome is Outcome.TOO_LARGE:
-                for topic_filter in answer.new:
-                    await _remove(session, topic_filter)
-            client.disconnect(_DISCONNECT_CODES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
-            return
-        if session.client is not client:
-            return
+    if not await _save(client, session, services, answer.new):
+        return
     explained = None
     if answer.reason is not None and client.grant is not None:
         explained = Properties(reason_string=client.grant.names.text(answer.reason))
@@ -103,16 +92,21 @@ def _prefixed(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequ
     return [msgspec.structs.replace(one, topic_filter=names.filter(one.topic_filter)) for one in subscriptions]
 
 
-async def _save(services: Services, session: Session) -> Refused | None:
-    """Store a kept session; return the error if that failed or its result is unknown."""
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            await services.sessions.save(session)
-    except TimeoutError:
-        return Refused(Outcome.BUSY, _SILENT)
-    except Refused as refused:
-        return refused
-    return None
+async def _save(client: ClientPort, session: Session, services: Services, new: Sequence[str] = ()) -> bool:
+    """Store the session, if it is kept; without its `new` subscriptions if it is too large with them.
+
+    Returns:
+        Whether the client is still connected; it is disconnected if the session is not stored, or perhaps not.
+    """
+    if session.kept and session.client is client:
+        try:
+            await in_time(services.sessions.save(session), ANSWER_S)
+        except Refused as refused:
+            if refused.outcome is Outcome.TOO_LARGE:
+                for topic_filter in new:
+                    await _remove(session, topic_filter)
+            client.disconnect(_DISCONNECT_CODES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
+    return session.client is client
 
 
 def _authorize(  # noqa: PLR0917 - the client and its request
@@ -142,9 +136,8 @@ def _authorize(  # noqa: PLR0917 - the client and its request
             answer.refuse(index, ReasonCode.QUOTA_EXCEEDED, "too many subscriptions")
         else:
             known.add(topic_filter)
-            allowed[index] = SessionSubscription(
-                _with_qos(options, min(options.qos, services.config.maximum_qos)), identifier
-            )
+            granted = msgspec.structs.replace(options, qos=min(options.qos, services.config.maximum_qos))
+            allowed[index] = SessionSubscription(granted, identifier)
     return allowed
 
 
@@ -159,14 +152,9 @@ async def _hold(
     if not subscriptions:
         return
     router = services.router
+    filters = dict.fromkeys(subscription.options.topic_filter for subscription in subscriptions.values())
     try:
-        async with asyncio.timeout(ANSWER_S):
-            held = await router.hold(
-                dict.fromkeys(subscription.options.topic_filter for subscription in subscriptions.values())
-            )
-    except TimeoutError:
-        answer.reason = _SILENT
-        return
+        held = await in_time(router.hold(filters), ANSWER_S)
     except Refused as refused:
         for index in subscriptions:
             answer.refuse_for(index, refused)
@@ -204,13 +192,10 @@ async def _join(session: Session, subscriptions: Mapping[int, SessionSubscriptio
         topic_filter = subscriptions[index].options.topic_filter
         new = topic_filter not in session.shares.subscriptions
         try:
-            async with asyncio.timeout(JOIN_S):
-                await session.shares.join(subscriptions[index])
+            await in_time(session.shares.join(subscriptions[index]), JOIN_S)
             answer.codes[index] = subscriptions[index].options.qos
             if new:
                 answer.new.append(topic_filter)
-        except TimeoutError:
-            answer.reason = _SILENT
         except Refused as refused:
             if refused.outcome is Outcome.DENIED and session.client is not None:
                 session.client.audit_denied("subscribe", topic_filter)
@@ -221,14 +206,6 @@ async def _join(session: Session, subscriptions: Mapping[int, SessionSubscriptio
             await join(index)
 
     await asyncio.gather(*(join_in_order(several) for several in indexes.values()))
-
-
-def _with_qos(options: Subscription, qos: int) -> Subscription:
-    if options.qos == qos:
-        return options
-    return Subscription(
-        options.topic_filter, qos, options.no_local, options.retain_as_published, options.retain_handling
-    )
 
 
 async def _remove(session: Session, topic_filter: str) -> bool:
@@ -249,9 +226,5 @@ async def unsubscribe(
             return
         found = await _remove(session, topic_filter)
         codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
-    if session.client is client and session.kept:
-        refused = await _save(services, session)
-        if refused is not None:
-            client.disconnect(_DISCONNECT_CODES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
-            return
-    connection.send_unsuback(event.packet_id, codes)
+    if await _save(client, session, services):
+        connection.send_unsuback(event.packet_id, codes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from aiokafka import TopicPartition
@@ -26,8 +26,6 @@ from mapping.record import MQTT_EXCHANGE, Received
 from protocols.mqtt.states import UNLIMITED
 
 RETRY_S: Final = 0.5
-SCAN_S: Final = 7.0  # limit for a scan while a CONNECT waits
-T = TypeVar("T")
 
 Found = dict[str, set[tuple[int, int]]]
 """Session id -> packet identifier and sequence of each message that is stored."""
@@ -99,15 +97,6 @@ def complete(record: InflightRecord, found: Iterable[tuple[int, int]]) -> Inflig
     return msgspec.structs.replace(
         record, low_water_mark=low_water_mark, open=still_open, released=(), scan_from={}, uncertain={}
     )
-
-
-async def in_time(scan: Awaitable[T]) -> T:
-    """Scan the log while a client waits; raise Refused if that takes too long, so that the client tries again."""
-    try:
-        async with asyncio.timeout(SCAN_S):
-            return await scan
-    except TimeoutError:
-        raise Refused(Outcome.BUSY, "Kafka does not answer") from None
 
 
 async def find_qos2_messages(

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 from weakref import WeakValueDictionary
 
-from gateway.kafka.contracts import Refused
-from gateway.mqtt.registry.crash_recovery import CrashRecovery, in_time
+from gateway.kafka.contracts import Refused, in_time
+from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.registry.takeover import Unanswered
 from gateway.mqtt.session.lifecycle import State
@@ -16,6 +16,7 @@ from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import NEVER, InflightRecord, PendingWill, SessionRecord, decode
 from mapping.outcomes import Outcome
 
+SCAN_S: Final = 7.0  # limit for reading the log while a CONNECT waits
 RELEASE_S: Final = 3.0  # limit for other gateways to release a session
 READY_S: Final = 7.0  # limit for a CONNECT to wait until the state is loaded
 
@@ -74,7 +75,7 @@ class Opening:
                 and not sessions.gateways.is_alone
                 and (expiry or will or not clean_start)
             ):
-                await in_time(self._follow(client_id))
+                await in_time(self._follow(client_id), SCAN_S)
             self._check_owner(client_id, principal)
             former = sessions.live.get(client_id)
             if former is not None and former.client is not None:
@@ -134,7 +135,7 @@ class Opening:
         sessions = self._sessions
         session = sessions.live.get(client_id)
         if session is not None and session.inbound_qos2 is not None and session.inbound_qos2.has_uncertain:
-            await in_time(self._recovery.confirm(session.inbound_qos2))
+            await in_time(self._recovery.confirm(session.inbound_qos2), SCAN_S)
             session = sessions.live.get(client_id)
             if session is None and sessions.state(client_id) not in {State.AWAY, State.ABSENT}:
                 raise _taken()
@@ -147,7 +148,7 @@ class Opening:
             stored = self._store.inflight.get(client_id)
             inflight = decode(InflightRecord, stored)
             if inflight is not None and inflight.scan_from:
-                inflight = (await in_time(self._recovery.recover({client_id: inflight})))[client_id]
+                inflight = (await in_time(self._recovery.recover({client_id: inflight}), SCAN_S))[client_id]
                 if sessions.record(client_id) != record or self._store.inflight.get(client_id) is not stored:
                     continue  # the records changed while the log was read
             session = Session(client_id, record.principal, record.session_id, sessions.parts, kept=True)

@@ -35,8 +35,8 @@ class Entry(msgspec.Struct, gc=False):
         """Create the entry of a record with this payload."""
         packed = _pack((value, tuple(header for header in headers if header[0] not in _DROPPED)))
         expiries = [value for name, value in headers if name == EXPIRY and value is not None]
-        expires = expiry_of(expiries[-1]) if expiries else None  # as in `from_record`
-        return cls(partition, offset, timestamp, expires, packed)
+        # the last one counts, as in `from_record`
+        return cls(partition, offset, timestamp, expiry_of(expiries[-1] if expiries else None), packed)
 
     def content(self) -> tuple[bytes, Headers]:
         """Return the payload, and the headers except those that key and topic imply."""
