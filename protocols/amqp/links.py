@@ -45,61 +45,38 @@ class Terminus(msgspec.Struct, frozen=True, gc=False):
     copies: bool = False  # source only: distribution-mode `copy`, a browser that leaves messages for other receivers
 
 
-class Session:
-    """One AMQP session (part 2.5). `links` holds every link whose memory is not freed yet."""
+class Session(msgspec.Struct, eq=False):
+    """One AMQP session (part 2.5)."""
 
-    __slots__ = ("handle", "links", "open")
-
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle  # proton's
-        self.links: dict[Link, None] = {}
-        self.open = True
+    handle: Any  # proton's
+    links: dict[Link, None] = msgspec.field(default_factory=dict)  # every link whose memory is not freed yet
+    open: bool = True
 
 
-class Link:
+class Link(msgspec.Struct, eq=False):
     """One link (part 2.6), seen from our side; `source` and `target` are those of the peer's attach."""
 
-    __slots__ = (
-        "accepted", "address", "attached", "context", "credit", "finished", "handle", "held", "held_bytes", "incoming",
-        "limit", "name", "partial", "partial_size", "peer_max_message_bytes", "second", "session",
-        "settle_mode", "source", "stalled", "target",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        handle: Any,
-        address: int,
-        session: Session,
-        *,
-        name: str,
-        incoming: bool,
-        source: Terminus,
-        target: Terminus,
-        settle_mode: int = MIXED,
-        second: bool = False,
-        peer_max_message_bytes: int = 0,
-    ) -> None:
-        self.handle = handle  # proton's
-        self.address = address  # of proton's handle
-        self.session = session
-        self.name = name  # chosen by the peer
-        self.incoming = incoming  # True when the peer sends to us
-        self.source = source
-        self.target = target
-        self.settle_mode = settle_mode  # the peer's snd-settle-mode
-        self.second = second  # whether the peer asked for rcv-settle-mode `second`
-        self.peer_max_message_bytes = peer_max_message_bytes  # 0 means no limit
-        self.accepted = False  # whether we answered the attach with a terminus
-        self.attached = True  # whether transfers may be sent or received
-        self.finished = False  # both sides have detached, or the session has ended
-        self.credit = 0  # incoming: how many more deliveries the peer may start. Outgoing: see `Engine.credit_of`.
-        self.held = 0  # deliveries whose handle is in use; the link's memory is not freed before this is 0
-        self.held_bytes = 0  # outgoing: the size of their messages
-        self.limit = 0  # the max-message-size that we announced, in bytes
-        self.partial: bytearray | None = None  # the incomplete message, if there is one
-        self.partial_size = 0
-        self.stalled = False  # outgoing: waits for the peer's session window
-        self.context: Any = None  # the owner's object for this link; the engine only drops it together with the link
+    handle: Any  # proton's
+    address: int  # of proton's handle
+    session: Session
+    name: str  # chosen by the peer
+    incoming: bool  # True when the peer sends to us
+    source: Terminus
+    target: Terminus
+    settle_mode: int = MIXED  # the peer's snd-settle-mode
+    second: bool = False  # whether the peer asked for rcv-settle-mode `second`
+    peer_max_message_bytes: int = 0  # 0 means no limit
+    accepted: bool = False  # whether we answered the attach with a terminus
+    attached: bool = True  # whether transfers may be sent or received
+    finished: bool = False  # both sides have detached, or the session has ended
+    credit: int = 0  # incoming: how many more deliveries the peer may start. Outgoing: see `Engine.credit_of`.
+    held: int = 0  # deliveries whose handle is in use; the link's memory is not freed before this is 0
+    held_bytes: int = 0  # outgoing: the size of their messages
+    limit: int = 0  # the max-message-size that we announced, in bytes
+    partial: bytearray | None = None  # the incomplete message, if there is one
+    partial_size: int = 0
+    stalled: bool = False  # outgoing: waits for the peer's session window
+    context: Any = None  # the owner's object for this link; the engine only drops it together with the link
 
     def release(self, count: int, size: int) -> None:
         """Count `count` sent deliveries of `size` bytes together as no longer in use."""
