@@ -166,26 +166,18 @@ def _written(files: Sequence[Path], schema: pa.Schema, home: Path, file_bytes: i
 
 
 def _row_groups(files: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
-    held: list[pa.Table] = []
-    held_bytes = 0
+    """Yield the rows with the columns of `schema`; missing ones are null."""
+    held, held_bytes = [schema.empty_table()], 0
     for file in files:
         with pq.ParquetFile(file) as source:
             for batch in source.iter_batches(batch_size=READ_ROWS):
-                held.append(_as(pa.Table.from_batches([batch]), schema))
+                held.append(pa.Table.from_batches([batch]))
                 held_bytes += batch.nbytes
                 if held_bytes >= ROW_GROUP_BYTES:
-                    yield pa.concat_tables(held)
-                    held, held_bytes = [], 0
-    if held:
-        yield pa.concat_tables(held)
-
-
-def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table with the columns of `schema`; missing ones are null."""
-    for field in schema:
-        if field.name not in table.column_names:
-            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-    return table.select(schema.names).cast(schema)
+                    yield pa.concat_tables(held, promote_options="default")
+                    held, held_bytes = [schema.empty_table()], 0
+    if len(held) > 1:
+        yield pa.concat_tables(held, promote_options="default")
 
 
 def _to_disk(path: Path) -> None:
