@@ -54,7 +54,7 @@ def maintain(archive: Path, settings: Maintain, now: datetime.datetime) -> Maint
             _merge(segment, place / segment.name, settings.file_mb << 20, done)
     finally:
         shutil.rmtree(place)
-    for left in (*places.iterdir(), *_listed(archive.with_name(f"{archive.name}.staging"))):
+    for left in (*places.iterdir(), *archive.with_name(f"{archive.name}.staging").glob("*")):
         # A path that disappears meanwhile belongs to a running job, or was removed by one that starts.
         with contextlib.suppress(FileNotFoundError):
             done.unused += _cleared(left, now.timestamp() - settings.unused.ms / 1_000)
@@ -69,13 +69,6 @@ def exchange(one: Path, other: Path) -> None:
     if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) != 0:
         why = os.strerror(ctypes.get_errno())
         raise ArchiveError(f"{one}: its file system cannot exchange two directories atomically ({why})")
-
-
-def _listed(directory: Path) -> Sequence[Path]:
-    try:
-        return list(directory.iterdir())
-    except FileNotFoundError:
-        return []
 
 
 def _cleared(left: Path, before: float) -> int:
