@@ -57,14 +57,17 @@ class CatchUpPolicy:
         """Whether a query that stopped at `position` may continue in real time."""
         if now < self._not_before or not self._ends:
             return False
-        return self.lag(position) <= FEW_RECORDS or self.lag_s(now, position) <= self._behind_s
+        return self._is_near(now, position)
 
     def must_catch_up(self, now: float, position: int) -> bool:
         """Whether a real-time query at `position` has to catch up. Each True counts as a relapse."""
-        if self.lag(position) <= FEW_RECORDS or self.lag_s(now, position) <= self._behind_s:
+        if self._is_near(now, position):
             return False
         again = now - self._fell_at < RELAPSE_S + self._hold_s
         self._hold_s = min(LONGEST_HOLD_S, max(FIRST_HOLD_S, 2 * self._hold_s)) if again else 0.0
         self._fell_at = now
         self._not_before = now + self._hold_s
         return True
+
+    def _is_near(self, now: float, position: int) -> bool:
+        return self.lag(position) <= FEW_RECORDS or self.lag_s(now, position) <= self._behind_s

@@ -8,7 +8,7 @@ batch applies and its end offsets, and `commits/N` when the batch is finished. I
 from __future__ import annotations
 
 import json
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -55,7 +55,7 @@ class Checkpoint:
         start = self._end(number - 1) if number else self._beginning()
         if log is None or start is None:
             return None
-        return Batch(number, start, _offsets(log), _metadata(log)["batchWatermarkMs"])
+        return Batch(number, start, _offsets(log), json.loads(log.splitlines()[1])["batchWatermarkMs"])
 
     def position(self) -> Offsets | None:
         """Return the offsets up to which finished batches have read everything; None if there is none."""
@@ -104,11 +104,6 @@ class Checkpoint:
 
     def _read(self, name: str) -> str | None:
         return self._files.read(f"{self.path}/{name}")
-
-
-def _metadata(log: str) -> dict[str, Any]:
-    metadata: dict[str, Any] = json.loads(log.splitlines()[1])
-    return metadata
 
 
 def _offsets(log: str) -> Offsets:

@@ -7,7 +7,7 @@ job, `spark_sinks/reject_scanner.py` finds the records that its results omit by 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,13 +16,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sinks import decode, registry
-from spark_sinks.archive.rows import rows
-from spark_sinks.archive.sink import writing
+from spark_sinks.archive.lake import table_of
+from spark_sinks.archive.parquet import Archive
+from spark_sinks.archive.rows import checkpoint_id, rows
 from spark_sinks.job import SHORTEST_BEHIND_S, Flow, JobKind, JobOptions
 from spark_sinks.job_file import JobFile
 from spark_sinks.records import records, term
 from spark_sinks.spec import jobs as spec
-from spark_sinks.spec.parts import Session, Window
+from spark_sinks.spec.parts import ArchiveSink, Session, Window
 from spark_sinks.transforms import enrich, last, results, thresholds, windows
 from spark_sinks.transforms.dead_letters import KAFKA_HEADERS
 from spark_sinks.triggers import REAL_TIME, Trigger
@@ -259,9 +260,22 @@ class ToArchive(DeclaredJob):
             rows(self.readings(trigger), declared.source)
             .writeStream.queryName(self.name)
             .option("checkpointLocation", self.checkpoint)
-            .foreachBatch(writing(self.spark, declared.sink, self.checkpoint))
+            .foreachBatch(self._writing(declared.sink))
         )
         return trigger.start(writer)
+
+    def _writing(self, sink: ArchiveSink) -> Callable[[DataFrame, int], None]:
+        """Claim the archive for this checkpoint, and return the function that adds a batch of `rows`."""
+        if sink.format == "parquet":
+            return Archive(self.spark, sink.archive, self.checkpoint, files=sink.files, segment=sink.segment).write
+        table = table_of(sink, checkpoint_id(self.spark, self.checkpoint))
+
+        def write(batch: DataFrame, number: int) -> None:
+            newest = table.newest()
+            if newest is None or newest < number:
+                table.append(batch.toArrow(), number)
+
+        return write
 
 
 _JOBS: Final[Mapping[str, type[DeclaredJob]]] = {

@@ -98,7 +98,7 @@ async def _backfill(job: Backfill, given: argparse.Namespace, **running: Any) ->
     from py4j.protocol import Py4JError  # noqa: PLC0415 - with pyspark
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    from spark_sinks.replay.backfill import backfill  # noqa: PLC0415
+    from spark_sinks.replay.archive_rows import backfill  # noqa: PLC0415
     from spark_sinks.session import session  # noqa: PLC0415
 
     run = job.run

@@ -11,10 +11,10 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.decode import json_columns
+from spark_sinks.decode import WHITE_SPACE, json_columns
+from spark_sinks.records import text_of
 from spark_sinks.sources import committed
 from spark_sinks.spec.parts import Registry
-from spark_sinks.transforms.enrich import registry_of_topic
 
 
 def read(spark: SparkSession, registry: Registry, connection: Mapping[str, str]) -> DataFrame:
@@ -33,7 +33,15 @@ def read(spark: SparkSession, registry: Registry, connection: Mapping[str, str])
             .option("endingOffsets", "latest")
             .load()
         )
-        return registry_of_topic(topic, registry.columns)
+        rows = (
+            topic.select(text_of(F.col("key")).alias("_key"), "value", "offset")
+            .where(F.col("_key").isNotNull())
+            .groupBy("_key")
+            .agg(F.max_by("value", "offset").alias("value"))
+            .where(F.col("value").isNotNull())  # else the newest record deletes the key
+            .withColumn("_text", F.trim(text_of(F.col("value")), F.lit(WHITE_SPACE)))
+        )
+        return rows.select("_key", *json_columns(F.col("_text"), registry.columns))
     assert registry.file is not None  # `Registry._fits`
     known = [(str(row["key"]), json.dumps(row)) for row in _rows_of(Path(registry.file), registry)]
     rows = spark.createDataFrame(known, "_key string, _text string")

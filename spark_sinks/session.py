@@ -64,10 +64,10 @@ def session(
         name: the application's name in logs and on a cluster.
         master: any Spark master. Real-time mode needs as many slots as all stages have tasks. None means that
             `spark-submit` sets the master, jars, memory and Java options.
-        jars: the Kafka connector and its dependencies, as paths that exist on this machine.
+        jars: the Kafka connector and its dependencies.
         driver_memory: heap of the driver; with a local master it is the heap of the whole job.
         shuffle_partitions: tasks of a stateful stage. A checkpoint keeps the number of its first start.
-        log_level: log4j level of Spark's own log.
+        log_level: of Spark's own log.
         ui: whether Spark's web pages are served.
         quick_start: trade the driver's peak speed for a faster start, with only the JVM's first compiler (10 s instead
             of 17 s until a job reads, on two busy cores). For demos and tests.

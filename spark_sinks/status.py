@@ -102,13 +102,10 @@ def _status(known: Known) -> Status:
 def _at(address: str) -> list[Status]:
     """Return the jobs at an address; usually one."""
     try:
-        found = read(address)
+        if not (found := read(address)):
+            raise NoAnswer("no Spark job serves metrics there")
     except NoAnswer as error:
         return [Status(job=address, address=address, state="does not answer", detail=str(error))]
-    if not found:
-        return [
-            Status(job=address, address=address, state="does not answer", detail="no Spark job serves metrics there")
-        ]
     jobs = dict.fromkeys(one.job for one in found)
     return [
         Status(job=job, address=address, state="runs", queries=tuple(one for one in found if one.job == job))

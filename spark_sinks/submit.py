@@ -40,29 +40,17 @@ class SubmitError(ValueError):
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """The validated options of a submission.
+    """The options of a submission."""
 
-    Attributes:
-        job: its name, or its file.
-        title: its name on the cluster's pages.
-        file: its job file.
-        checkpoint: the job's checkpoint.
-        arguments: the job's arguments after its name.
-        master: the cluster.
-        deploy_mode: where the driver runs: CLIENT (this machine) or CLUSTER.
-        driver_memory: such as `1g`.
-        conf: Spark's settings.
-    """
-
-    job: str
-    title: str
-    file: Path | None
+    job: str  # its name, or its file
+    title: str  # its name on the cluster's pages
+    file: Path | None  # its job file
     checkpoint: str
-    arguments: Sequence[str]
+    arguments: Sequence[str]  # the job's, after its name
     master: str
-    deploy_mode: str
-    driver_memory: str
-    conf: Mapping[str, str]
+    deploy_mode: str  # where the driver runs: CLIENT (this machine) or CLUSTER
+    driver_memory: str  # such as `1g`
+    conf: Mapping[str, str]  # Spark's settings
 
     def check(self) -> None:
         """Raise SubmitError if the cluster cannot run the job with these options."""

@@ -108,6 +108,26 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "Spark jobs": {"spark": QueryStatistics},
 }
 """The metric sources of `gateway.app` and of Spark jobs, by chapter and name; tests compare them with real scrapes."""
+DECODERS: Final[Mapping[str, tuple[str, str]]] = {
+    "none": ("not decoded", "none: only the columns that every record has"),
+    "json": ("one object", "fields by path (`at.lat`); a `string` takes any value as its JSON text"),
+    "number": ("a bare number, as JSON has it", "one column"),
+    "csv": ("one line", "by the names in `fields`"),
+    "avro": (
+        "one record, written with the schema in `schema_file`",
+        "fields by path; numbers, booleans, texts and enums, each with or without null",
+    ),
+    "cbor": (
+        "one map (RFC 8949)",
+        "entries by path; a number in a path also matches an integer key. A `string` is a text string",
+    ),
+    "protobuf": (
+        "one `message` of `schema_file`",
+        "fields by path, none repeated; enums become text. A proto3 field without `optional` is never missing but 0",
+    ),
+    "senml": ("a pack (RFC 8428), in JSON or CBOR", "the resolved fields `n`, `u`, `v`, `vs`, `vb`, `vd`, `s`, `ut`"),
+}
+"""For each decoder: the form of a value, and what its columns are."""
 
 
 def replace(page: str, name: str, table: str) -> str:
@@ -205,7 +225,7 @@ def decoders() -> str:
     """Return the table of the decoders in job files."""
     rows = (
         f"| `{name}` | {value} | {columns} | {'micro-batch' if name in parts.PYTHON_DECODERS else 'both'} |\n"
-        for name, (value, columns) in parts.DECODERS.items()
+        for name, (value, columns) in DECODERS.items()
     )
     return "".join(["| `decode` | a value is | columns | triggers |\n|---|---|---|---|\n", *rows])
 

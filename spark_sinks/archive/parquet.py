@@ -84,10 +84,6 @@ class Archive:
             write_mark(self._hadoop, self._path, ours)
         elif mark["archive"] != ours["archive"]:
             raise another_checkpoint(self._path)
-        elif "segment" not in mark:
-            raise ArchiveError(
-                f"{self._path} was created by an older version, without segments: use another archive and checkpoint"
-            )
         elif mark["segment"] != self._segment:
             raise ArchiveError(
                 f"{self._path} has {mark['segment']} batches per segment: use this number again, or another archive"

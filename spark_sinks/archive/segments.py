@@ -54,7 +54,7 @@ def maintain(archive: Path, settings: Maintain, now: datetime.datetime) -> Maint
             _merge(segment, place / segment.name, settings.file_mb << 20, done)
     finally:
         shutil.rmtree(place)
-    for left in (*places.iterdir(), *_listed(archive.with_name(f"{archive.name}.staging"))):
+    for left in (*places.iterdir(), *archive.with_name(f"{archive.name}.staging").glob("*")):
         # A path that disappears meanwhile belongs to a running job, or was removed by one that starts.
         with contextlib.suppress(FileNotFoundError):
             done.unused += _cleared(left, now.timestamp() - settings.unused.ms / 1_000)
@@ -69,13 +69,6 @@ def exchange(one: Path, other: Path) -> None:
     if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) != 0:
         why = os.strerror(ctypes.get_errno())
         raise ArchiveError(f"{one}: its file system cannot exchange two directories atomically ({why})")
-
-
-def _listed(directory: Path) -> Sequence[Path]:
-    try:
-        return list(directory.iterdir())
-    except FileNotFoundError:
-        return []
 
 
 def _cleared(left: Path, before: float) -> int:
@@ -166,26 +159,18 @@ def _written(files: Sequence[Path], schema: pa.Schema, home: Path, file_bytes: i
 
 
 def _row_groups(files: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
-    held: list[pa.Table] = []
-    held_bytes = 0
+    """Yield the rows with the columns of `schema`; missing ones are null."""
+    held, held_bytes = [schema.empty_table()], 0
     for file in files:
         with pq.ParquetFile(file) as source:
             for batch in source.iter_batches(batch_size=READ_ROWS):
-                held.append(_as(pa.Table.from_batches([batch]), schema))
+                held.append(pa.Table.from_batches([batch]))
                 held_bytes += batch.nbytes
                 if held_bytes >= ROW_GROUP_BYTES:
-                    yield pa.concat_tables(held)
-                    held, held_bytes = [], 0
-    if held:
-        yield pa.concat_tables(held)
-
-
-def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table with the columns of `schema`; missing ones are null."""
-    for field in schema:
-        if field.name not in table.column_names:
-            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-    return table.select(schema.names).cast(schema)
+                    yield pa.concat_tables(held, promote_options="default")
+                    held, held_bytes = [schema.empty_table()], 0
+    if len(held) > 1:
+        yield pa.concat_tables(held, promote_options="default")
 
 
 def _to_disk(path: Path) -> None:

@@ -28,7 +28,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """The state of a partition after an audit, where the next audit starts."""
 
     end: int  # end of the counted offsets
-    acknowledged: dict[str, Acknowledged] = msgspec.field(name="told")  # by the gateway's address
+    acknowledged: dict[str, Acknowledged]  # by the gateway's address
     surplus: int = 0  # records in the log that no gateway had reported yet
 
 

@@ -17,7 +17,7 @@ from spark_sinks.audit.balance import Acknowledged, Balance, Checkpoint, Counted
 from spark_sinks.audit.figures import FiguresError, fetch, parse_figures
 from spark_sinks.headers import ORIGIN_REPLAY
 from spark_sinks.replay.items import Place
-from spark_sinks.replay.kafka import partitions_of, read_range
+from spark_sinks.replay.kafka import LogReader, partitions_of
 from spark_sinks.replay.ledger import Entry, LedgerError
 from spark_sinks.replay.run import Clients, Say, connected, entry_of, stops_within
 from spark_sinks.spec.audit import BridgeAudit
@@ -155,7 +155,7 @@ class _Audit:
         stored: Counter[Place] = Counter()
         others: Counter[Place] = Counter()
         minutes: dict[Place, Counter[int]] = {what.place: Counter() for what in ready}
-        async for record in read_range(consumer, begins, ends):
+        async for record in LogReader(consumer, begins, ends).records():
             place = Place(record.topic, record.partition)
             if _of_gateway(record.headers):
                 stored[place] += 1

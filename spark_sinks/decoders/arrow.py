@@ -11,6 +11,8 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import DataType
 
 from spark_sinks.decoders.cbor import Cbor
 from spark_sinks.decoders.protobuf import Protobuf
@@ -55,13 +57,8 @@ def readings(value: Column, sent_ms: Column, source: Source) -> Column:
     decode = decoder(source)
     names = [*source.columns, TIME]
     reading = ", ".join(f"`{name}`: {_SQL[column.type]}" for name, column in source.columns.items())
-    returned = f"struct<error: string, readings: array<struct<{reading}, {TIME}: string>>>"
-    types = pa.struct(
-        [
-            ("error", pa.string()),
-            ("readings", pa.list_(pa.struct([(name, _arrow(source, name)) for name in names]))),
-        ]
-    )
+    returned = DataType.fromDDL(f"struct<error: string, readings: array<struct<{reading}, {TIME}: string>>>")
+    types = to_arrow_type(returned)
 
     def of_batch(values: pa.Array, sent: pa.Array) -> pa.Array:  # Spark derives the kind of function from the hints
         made = []
@@ -74,8 +71,3 @@ def readings(value: Column, sent_ms: Column, source: Source) -> Column:
     make: Any = arrow_udf  # its stubs lack functions of two arrays
     made: Column = make(of_batch, returned).asNondeterministic()(value, sent_ms)
     return made
-
-
-def _arrow(source: Source, name: str) -> Any:
-    kinds = {"double": pa.float64(), "long": pa.int64(), "boolean": pa.bool_(), "string": pa.string()}
-    return pa.string() if name == TIME else kinds[source.columns[name].type]

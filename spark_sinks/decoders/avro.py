@@ -53,25 +53,17 @@ class Schema:
 
     def lacks(self, columns: Sequence[Wanted], time: str | None) -> Iterator[str]:
         """Yield one sentence, with the source's key, for each column that is missing or has another type."""
-        for column in columns:
-            try:
-                found = self.at(column.path)
-            except SchemaError as error:
-                yield f"columns.{column.name}: {error}"
-                continue
-            if found["type"] not in _TYPES[column.type]:
-                yield (
-                    f"columns.{column.name}: {column.path} is {found['type']} in the schema, "
-                    f"not a {TYPE_NAMES[column.type]}"
-                )
+        wanted = [(f"columns.{one.name}", one.path, _TYPES[one.type], TYPE_NAMES[one.type]) for one in columns]
         if time is not None:
+            wanted.append(("time", time, frozenset({"long", "double", "string"}), "number or text"))
+        for place, path, kinds, name in wanted:
             try:
-                found = self.at(time)
+                found = self.at(path)["type"]
             except SchemaError as error:
-                yield f"time: {error}"
-            else:
-                if found["type"] not in {"long", "double", "string"}:
-                    yield f"time: {time} is {found['type']} in the schema, not a number or text"
+                yield f"{place}: {error}"
+                continue
+            if found not in kinds:
+                yield f"{place}: {path} is {found} in the schema, not a {name}"
 
     def at(self, path: str) -> dict[str, Any]:
         """Return the type at a dotted path, without null; SchemaError if there is none."""

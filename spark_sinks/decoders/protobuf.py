@@ -132,14 +132,11 @@ def _descriptor(descriptors: bytes, message: str) -> Descriptor:
     """Return a message's descriptor; KeyError, TypeError or DecodeError if the descriptor set lacks or breaks it."""
     pool = descriptor_pool.DescriptorPool()
     files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file}
-    files.setdefault(Timestamp.DESCRIPTOR.file.name, _of_timestamp())
+    of_timestamp = descriptor_pb2.FileDescriptorProto()  # for descriptor sets without their imports
+    Timestamp.DESCRIPTOR.file.CopyToProto(of_timestamp)
+    files.setdefault(of_timestamp.name, of_timestamp)
     message_factory.GetMessages(list(files.values()), pool)  # adds each file after those that it imports
     return pool.FindMessageTypeByName(message)
-
-
-def _of_timestamp() -> descriptor_pb2.FileDescriptorProto:
-    """Return the descriptor of `Timestamp`, for descriptor sets without their imports."""
-    return descriptor_pb2.FileDescriptorProto.FromString(Timestamp.DESCRIPTOR.file.serialized_pb)
 
 
 def _messages(descriptors: bytes) -> list[str]:

@@ -10,6 +10,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sinks.job import SHORTEST_BEHIND_S, Flow, JobKind, JobOptions, duration
 from spark_sinks.spec.jobs import NAMED
+from spark_sinks.spec.parts import Window
+from spark_sinks.spec.values import Duration
 from spark_sinks.transforms import maximum as transforms
 from spark_sinks.transforms import results
 from spark_sinks.transforms.windows import interval
@@ -89,11 +91,11 @@ class MaxTemperature(Flow):
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `Flow`."""
         options = self.options
-        window, slide, watermark, ahead = (
-            interval(ms) for ms in (options.window_ms, options.slide_ms, options.watermark_ms, options.ahead_ms)
+        parsed = transforms.parsed(self.stream(trigger, headers=False), interval(options.ahead_ms))
+        length, slide, watermark = (
+            Duration(f"{ms}ms") for ms in (options.window_ms, options.slide_ms, options.watermark_ms)
         )
-        parsed = transforms.parsed(self.stream(trigger, headers=False), ahead)
-        made = transforms.maxima(results.good(parsed), window, slide, watermark)
+        made = transforms.maxima(results.good(parsed), Window(length=length, slide=slide, watermark=watermark))
         final = options.emit == FINAL
         return self.to_kafka(results.json_records(made, ["sensor"], final=final), options.target, trigger, final=final)
 

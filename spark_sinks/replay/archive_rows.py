@@ -1,9 +1,9 @@
-"""The rows of an archive in replay order; Spark reads and sorts them."""
+"""Replays the rows of an archive: Spark reads and sorts them, this process writes them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC
 from itertools import islice
 from typing import Any
@@ -17,8 +17,10 @@ from spark_sinks.archive.contract import ArchiveError
 from spark_sinks.archive.lake import table_of
 from spark_sinks.records import of_partition
 from spark_sinks.replay.items import Item, Place
-from spark_sinks.replay.sources import Slice, SourceError
-from spark_sinks.spec.backfill import ArchiveSource
+from spark_sinks.replay.ledger import Entry, places_of
+from spark_sinks.replay.run import Clients, Replayed, Say, run
+from spark_sinks.replay.sources import Slice, Source, SourceError
+from spark_sinks.spec.backfill import ArchiveSource, Backfill
 
 
 def selected(spark: SparkSession, source: ArchiveSource, positions: Mapping[Place, int]) -> DataFrame:
@@ -112,3 +114,18 @@ def _item(row: Any) -> Item:
 
 def _bytes(raw: bytearray | None) -> bytes | None:
     return None if raw is None else bytes(raw)
+
+
+async def backfill(
+    spark: SparkSession, job: Backfill, *, report: Callable[[Replayed], None], say: Say, stopped: asyncio.Event
+) -> Replayed:
+    """Replay the rest of an archive; see `run`."""
+
+    async def open_source(clients: Clients, entry: Entry) -> Source:
+        if job.sink.kafka not in await clients.topics.known([job.sink.kafka]):
+            raise SourceError(f"topic {job.sink.kafka} does not exist")
+        positions = places_of(entry.positions)
+        rows = await asyncio.to_thread(selected, spark, job.source, positions)
+        return ArchiveRows(rows, positions, await asyncio.to_thread(rows.count))
+
+    return await run(job, open_source, report=report, say=say, stopped=stopped)

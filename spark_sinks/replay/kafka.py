@@ -108,30 +108,6 @@ def partitions_of(places: Iterable[Place]) -> list[TopicPartition]:
     return [TopicPartition(*place) for place in places]
 
 
-def _seek(consumer: AIOKafkaConsumer, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> list[TopicPartition]:
-    """Assign the partitions whose range is not empty, each at its beginning, and return them."""
-    partitions = partitions_of(place for place, begin in begins.items() if begin < ends[place])
-    consumer.assign(partitions)
-    for partition in partitions:
-        consumer.seek(partition, begins[Place(*partition)])
-    return partitions
-
-
-async def read_range(
-    consumer: AIOKafkaConsumer, begins: Mapping[Place, int], ends: Mapping[Place, int]
-) -> AsyncIterator[Any]:
-    """Yield the records of some partitions' offset ranges as they arrive; changes the consumer's assignment."""
-    open_ = {partition: ends[Place(*partition)] for partition in _seek(consumer, begins, ends)}
-    while open_:
-        for partition, records in (await consumer.getmany(*open_, timeout_ms=200)).items():
-            for record in records:
-                if record.offset < open_[partition]:
-                    yield record
-        for partition in list(open_):
-            if await consumer.position(partition) >= open_[partition]:
-                del open_[partition]
-
-
 class LogReader:
     """Reads offset ranges of some partitions, merged by time (`Merge`).
 
@@ -144,7 +120,15 @@ class LogReader:
     def __init__(self, consumer: AIOKafkaConsumer, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
         self.merge = Merge(begins, ends)
         self._consumer = consumer
-        _seek(consumer, begins, ends)
+        partitions = partitions_of(self.merge.waiting)
+        consumer.assign(partitions)
+        for partition in partitions:
+            consumer.seek(partition, begins[Place(*partition)])
+
+    async def records(self) -> AsyncIterator[Any]:
+        """Yield all records."""
+        while await self.next_time() is not None:
+            yield self.merge.pop()
 
     async def next_time(self) -> int | None:
         """Read until the next record's time is known and return it; None if no record is left."""

@@ -13,7 +13,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer
 
 from spark_sinks.replay.items import Place
-from spark_sinks.replay.kafka import partitions_of, read_range
+from spark_sinks.replay.kafka import LogReader, partitions_of
 
 LEDGER: Final = "__trivium_replays"
 SETTINGS: Final = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), "retention.ms": "-1"}
@@ -76,7 +76,7 @@ async def read(committed: AIOKafkaConsumer, plain: AIOKafkaConsumer, name: str) 
     found: bytes | None = None
     try:
         async with asyncio.timeout(PATIENCE_S):
-            async for record in read_range(committed, {_PLACE: 0}, {_PLACE: end}):
+            async for record in LogReader(committed, {_PLACE: 0}, {_PLACE: end}).records():
                 if record.key == name.encode():
                     found = record.value
     except TimeoutError as error:

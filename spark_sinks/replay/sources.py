@@ -10,7 +10,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from spark_sinks.replay.items import Item, NotReplayableError, Place, item_of, of_letter
-from spark_sinks.replay.kafka import LogReader, Target, partitions_of, read_range
+from spark_sinks.replay.kafka import LogReader, Target, partitions_of
 from spark_sinks.replay.order import Origins, in_order
 from spark_sinks.spec.replays import DlqReplay, Replay
 
@@ -168,7 +168,7 @@ async def _seen(
 ) -> Origins:
     """Read the dead letters of earlier runs again, to find the original records that were already replayed."""
     seen = Origins()
-    async for record in read_range(consumer, began, positions):
+    async for record in LogReader(consumer, began, positions).records():
         try:
             item = letter(job, record)
         except NotReplayableError:

@@ -44,16 +44,7 @@ class BridgeAudit(Once):
         "compares the records that gateways acknowledged with the log, by topic, partition and minute"
     )
     job: Literal["bridge-audit"] = "bridge-audit"
+    WORK: ClassVar[str] = "audit"
     source: AuditSource
     sink: TopicSink
     run: AuditRun = AuditRun()
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """See `Declaration`."""
-        return (*self.source.topics, self.sink.kafka)
-
-    @property
-    def task(self) -> str:
-        """See `Once`."""
-        return f"audit of {', '.join(sorted(self.source.topics))} to {self.sink.kafka}"

@@ -25,26 +25,6 @@ from spark_sinks.spec.values import (
 
 MICRO_BATCH: Final = "micro-batch"
 REAL_TIME: Final = "real-time"
-DECODERS: Final[Mapping[str, tuple[str, str]]] = {
-    "none": ("not decoded", "none: only the columns that every record has"),
-    "json": ("one object", "fields by path (`at.lat`); a `string` takes any value as its JSON text"),
-    "number": ("a bare number, as JSON has it", "one column"),
-    "csv": ("one line", "by the names in `fields`"),
-    "avro": (
-        "one record, written with the schema in `schema_file`",
-        "fields by path; numbers, booleans, texts and enums, each with or without null",
-    ),
-    "cbor": (
-        "one map (RFC 8949)",
-        "entries by path; a number in a path also matches an integer key. A `string` is a text string",
-    ),
-    "protobuf": (
-        "one `message` of `schema_file`",
-        "fields by path, none repeated; enums become text. A proto3 field without `optional` is never missing but 0",
-    ),
-    "senml": ("a pack (RFC 8428), in JSON or CBOR", "the resolved fields `n`, `u`, `v`, `vs`, `vb`, `vd`, `s`, `ut`"),
-}
-"""For each decoder: the form of a value, and what its columns are."""
 PYTHON_DECODERS: Final = frozenset({"cbor", "protobuf", "senml"})
 """Decoders that run in Python, and therefore in micro-batches only."""
 SENML_FIELDS: Final[Mapping[str, ColumnType]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -120,14 +120,23 @@ class Once(Declaration):
     """Base of the jobs that write each record once."""
 
     SPARK: ClassVar[bool] = False
+    WORK: ClassVar[str]
+    """The kind of work, in the ledger."""
+    source: Any
+    sink: Any
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     """identifies the task: no record is replayed twice under one name, however often the job is run or killed"""
     run: KafkaRun
 
     @property
+    def topics(self) -> tuple[str, ...]:
+        """See `Declaration`."""
+        return (*self.source.topics, *filter(None, [self.sink.kafka]))
+
+    @property
     def task(self) -> str:
         """The task as the ledger stores it, so that no other task can use the same name."""
-        raise NotImplementedError
+        return f"{self.WORK} of {', '.join(sorted(self.source.topics))} to {self.sink.kafka or 'where they came from'}"
 
 
 class Replay(Once):
@@ -135,19 +144,10 @@ class Replay(Once):
 
     SUMMARY: ClassVar[str] = "writes a range of topics to another topic, each record once, with its original time"
     job: Literal["replay"] = "replay"
+    WORK: ClassVar[str] = "replay"
     source: LogSource
     sink: ReplaySink
     run: ReplayRun = ReplayRun()
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """See `Declaration`."""
-        return (*self.source.topics, self.sink.kafka)
-
-    @property
-    def task(self) -> str:
-        """See `Once`."""
-        return f"replay of {', '.join(sorted(self.source.topics))} to {self.sink.kafka}"
 
     def lacks(self) -> Iterator[str]:
         """See `Section`."""
@@ -160,20 +160,10 @@ class DlqReplay(Once):
 
     SUMMARY: ClassVar[str] = "writes dead letters back to their original topics, each once, unchanged"
     job: Literal["dlq-replay"] = "dlq-replay"
+    WORK: ClassVar[str] = "letters"
     source: LetterSource
     sink: LetterSink = LetterSink()
     run: ReplayRun = ReplayRun()
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """See `Declaration`."""
-        return (*self.source.topics, *filter(None, [self.sink.kafka]))
-
-    @property
-    def task(self) -> str:
-        """See `Once`."""
-        to = self.sink.kafka or "where they came from"
-        return f"letters of {', '.join(sorted(self.source.topics))} to {to}"
 
     def lacks(self) -> Iterator[str]:
         """See `Section`."""

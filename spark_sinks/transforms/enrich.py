@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from pyspark.sql import Column as SqlColumn
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.decode import WHITE_SPACE, json_columns
-from spark_sinks.records import term, text_of
-from spark_sinks.spec.parts import Column
+from spark_sinks.records import term
 from spark_sinks.spec.values import Term
 from spark_sinks.transforms.results import json_record
-
-
-def registry_of_topic(records: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
-    """Return the newest record of each key of a compacted topic, without the keys whose newest value is null.
-
-    Returns:
-        `_key` and the declared columns.
-    """
-    newest = (
-        records.select(text_of(F.col("key")).alias("_key"), "value", "offset")
-        .where(F.col("_key").isNotNull())
-        .groupBy("_key")
-        .agg(F.max_by("value", "offset").alias("value"))
-        .where(F.col("value").isNotNull())
-        .withColumn("_text", F.trim(text_of(F.col("value")), F.lit(WHITE_SPACE)))
-    )
-    return newest.select("_key", *json_columns(F.col("_text"), columns))
 
 
 def enriched(checked: DataFrame, by: Term, registry: DataFrame) -> DataFrame:
@@ -46,7 +26,7 @@ def enriched(checked: DataFrame, by: Term, registry: DataFrame) -> DataFrame:
     return joined.withColumn("error", F.coalesce("error", unknown)).drop("_known")
 
 
-def enriched_records(by: Term, columns: Iterable[str]) -> SqlColumn:
+def enriched_records(by: Term, columns: Iterable[str]) -> Column:
     """Return an array with one record: a JSON object of the term `by`, `time` (epoch ms) and `columns`."""
     fields = [term(by).alias(by.name), F.unix_millis("time").alias("time"), *(F.col(name) for name in columns)]
     return F.array(json_record([term(by)], fields))

@@ -13,10 +13,16 @@ from pyspark.sql.types import DoubleType, StringType
 from spark_sinks.decode import BAD_TIME, LARGEST, MILLISECONDS, NUMBER, WHITE_SPACE, instant, objects
 from spark_sinks.headers import ERROR
 from spark_sinks.records import RAW, non_empty, text_of
-from spark_sinks.transforms.windows import newest_close, with_late
+from spark_sinks.spec.parts import Window
+from spark_sinks.spec.values import Aggregate, Term
+from spark_sinks.transforms.windows import newest_close, statistics, with_late
 
 READING = {"temperature": DoubleType(), "time": StringType(), "sensor": StringType(), "sent": StringType()}
 """The fields of a reading that this job uses. Texts are validated by `parsed`, so that a bad one gets a reason."""
+
+RESULTS = {
+    "maximum": Aggregate("max(temperature)"), "count": Aggregate("count(*)"), "latest": Aggregate("max(sent)"),
+}  # fmt: skip
 
 NOT_READABLE = "the value is neither a number nor a JSON object in UTF-8"
 NO_NUMBER = "temperature is missing or not a finite number"
@@ -76,32 +82,13 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
     )  # fmt: skip
 
 
-def maxima(good: DataFrame, window: str, slide: str, watermark: str) -> DataFrame:
-    """Return the maximum per sensor and sliding window of event time, of the good readings from `parsed`.
-
-    A window closes, and a reading is too late for it, when the newest event time is `watermark` past its end.
+def maxima(good: DataFrame, window: Window) -> DataFrame:
+    """Return the maximum per sensor and window of the good readings from `parsed`; see `statistics`.
 
     Returns:
         sensor, start, end (epoch ms), maximum, count, latest (the newest `sent`, epoch ms, or null).
     """
-    return (
-        good.select("sensor", "temperature", "time", "sent")
-        .withWatermark("time", watermark)
-        .groupBy(F.window("time", window, slide), "sensor")
-        .agg(
-            F.max("temperature").alias("maximum"),
-            F.count(F.lit(1)).alias("count"),
-            F.max("sent").alias("latest"),
-        )
-        .select(
-            "sensor",
-            F.unix_millis("window.start").alias("start"),
-            F.unix_millis("window.end").alias("end"),
-            "maximum",
-            "count",
-            "latest",
-        )
-    )
+    return statistics(good, [Term("sensor")], window, RESULTS)
 
 
 def rejected(checked: DataFrame, window_ms: int, slide_ms: int, watermark_ms: Column) -> DataFrame:

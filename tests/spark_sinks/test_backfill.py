@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 from spark_sinks.archive.delta import DeltaArchive
 from spark_sinks.archive.iceberg import IcebergArchive
 from spark_sinks.job_file import read
-from spark_sinks.replay.archive_rows import selected
-from spark_sinks.replay.backfill import backfill
+from spark_sinks.replay.archive_rows import backfill, selected
 from spark_sinks.replay.run import Replayed
 from spark_sinks.replay.sources import SourceError
 from spark_sinks.spec.parts import Maintain

@@ -12,6 +12,8 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from spark_sinks.spec.parts import Window
+from spark_sinks.spec.values import Duration
 from spark_sinks.transforms import dead_letters
 from spark_sinks.transforms import maximum as transforms
 from spark_sinks.transforms.results import good, json_records
@@ -113,6 +115,10 @@ BAD: dict[str, tuple[bytes | None, bytes | None, str]] = {
 }  # fmt: skip
 
 
+def window(length_ms: int, slide_ms: int) -> Window:
+    return Window(length=Duration(f"{length_ms}ms"), slide=Duration(f"{slide_ms}ms"), watermark=Duration("10s"))
+
+
 @pytest.fixture(scope="module")
 def good_rows(spark: SparkSession) -> dict[str, Row]:
     checked = transforms.parsed(records(spark, [(case.key, case.value) for case in GOOD.values()]))
@@ -190,7 +196,7 @@ def test_windows_follow_the_definition(
         [(sensor, temperature, instant(time), time) for sensor, temperature, time in readings],
         "sensor string, temperature double, time timestamp, sent bigint",
     )
-    rows = transforms.maxima(good, f"{window_ms} milliseconds", f"{slide_ms} milliseconds", "10 seconds").collect()
+    rows = transforms.maxima(good, window(window_ms, slide_ms)).collect()
     assert {(row.sensor, row.start): (row.end, row.maximum, row["count"]) for row in rows} == model(
         readings, window_ms, slide_ms
     )
@@ -289,7 +295,7 @@ def test_a_reading_is_late_if_all_its_windows_are_closed(
 def test_transforms_run_without_python_on_the_executors(spark: SparkSession) -> None:
     checked = transforms.parsed(records(spark, [(b"k", b"21")]))
     for frame in (
-        json_records(transforms.maxima(good(checked), "5 seconds", "1 second", "10 seconds"), ["sensor"]),
+        json_records(transforms.maxima(good(checked), window(5_000, 1_000)), ["sensor"]),
         letters(records(spark, [(b"k", b"21")])),
     ):
         plan = frame._jdf.queryExecution().executedPlan().toString()
