@@ -337,7 +337,7 @@ class EventStreams(Streams[EventStream]):
 
     def statistics(self) -> StreamsStatistics:
         """Return the counts so far."""
-        return msgspec.structs.replace(self.counts, open=len(self.sessions))
+        return msgspec.structs.replace(self.counts, open=len(self.pumps))
 
 
 class _StreamHead(web.StreamResponse):
