@@ -14,7 +14,9 @@ from gateway.limits.brakes import SendingPause
 from gateway.net.http_server import HttpConnection
 from gateway.net.pump import Pump
 from gateway.net.pumps import Pumps
-from gateway.rest.present import BY_CLIENT, HttpPresence, stream_key
+from gateway.presence.ledger import Present
+from gateway.presence.records import HTTP
+from gateway.rest.present import BY_CLIENT, stream_key
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.services import RestServices
@@ -41,7 +43,7 @@ class StreamSession(abc.ABC):
         self.grant = call.grant
         self.principal = call.grant.identity.name
         self._peer = call.connection.peer
-        self._presence = streams.presence
+        self._presence = streams.services.presence
         self._presence_key = stream_key(call.grant.names.mqtt(self.principal))
         self._ended = BY_CLIENT  # why it ended, for presence
         self._limits = call.connection.limits  # the session's own from `connected` on
@@ -53,7 +55,9 @@ class StreamSession(abc.ABC):
     def connected(self, pump: Pump) -> None:
         """The session has the socket now."""
         self.pump = pump
-        self._presence.online(self._presence_key, self, self.principal, self.principal, self._peer)
+        if self._presence is not None:
+            present = Present(self.principal, self.principal, HTTP, self._peer, self.services.wall_clock())
+            self._presence.online(self._presence_key, self, present)
         self._expiry = Expiry(self.services.wall_clock, self._expired)
         self._expiry.set(self._expires_ms)
         if self._limits is not None and self._limits.outgoing is not None:
@@ -69,7 +73,8 @@ class StreamSession(abc.ABC):
 
     def disconnected(self, reason: str) -> None:
         """End the session: its connection is closed."""
-        self._presence.offline(self._presence_key, self, self._ended)
+        if self._presence is not None:
+            self._presence.offline(self._presence_key, self, self._ended)
         self._expiry.release()
         if self._sending is not None:
             self._sending.end()
@@ -169,7 +174,6 @@ class Streams(OperationSet, Generic[Session]):
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
         self.services = services
         self.feeds = feeds
-        self.presence = HttpPresence(services.presence, services.wall_clock)
         self.pumps = Pumps(services.spawn, outgoing=services.publisher.budgets.outgoing)
         self._opening = 0  # requests that are opening a session
         services.access_list.watch(self._rights_changed)
