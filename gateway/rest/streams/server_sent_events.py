@@ -304,15 +304,17 @@ class EventStreams(Streams[EventStream]):
         """Join the topic at the place where the client wants to start."""
         start = wanted(call.query, call.header_values().get("Last-Event-ID"))
         span = await find_span(self.services.lookup, topic, start, END)
-        return await self.feeds.join(
+        subscriber = FeedSubscriber(
+            self.feeds,
             topic,
             stream.form,
             stream,
-            span.start,
             chosen=chosen,
             subscribe=call.grant.subscribe,
             partition=start.partition,
         )
+        await subscriber.join(span.start)
+        return subscriber
 
     async def _join_group(self, call: Call, topic: str, chosen: RecordFilter, stream: EventStream) -> GroupSubscriber:
         """Join the consumer group that the query names."""
