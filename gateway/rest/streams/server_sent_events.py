@@ -248,9 +248,9 @@ class EventStream(StreamSession):
         It is a lower bound because the kernel counts unacknowledged bytes on the wire, which TLS makes more.
         """
         transport = self.pump.transport
-        if transport is None:
+        socket = None if transport is None else transport.get_extra_info("socket")
+        if socket is None:
             return 0
-        socket = transport.get_extra_info("socket")
         (queued,) = _NUMBER.unpack(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(_NUMBER.size)))
         return self.connection.total - self.connection.waiting - self.pump.unwritten - int(queued)
 
