@@ -234,7 +234,7 @@ class App:
         kafka = await self._connect_kafka(process)
         kafka_log = self._log = await open_log(process, kafka, security, self._room or any_capacity)
         state = self._state = await open_state(process, kafka_log, security.rules, self._give_up)
-        reopen = open_audit(process, kafka_log, state.identity.name)
+        audit_file = open_audit(process, kafka_log, state.identity.name)
         self._servers = make_servers(process, security, kafka_log, state)
         stack.push_async_callback(self._stop_servers)
         for server in self._servers:
@@ -275,7 +275,8 @@ class App:
 
         def on_hangup() -> None:
             audit.act(SIGNAL, "", "reload")
-            reopen()
+            if audit_file is not None:
+                audit_file.reopen()
             security.certificates.reload()
             logins.reload()
             security.acls.refresh()

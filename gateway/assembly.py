@@ -419,8 +419,8 @@ def _session_parts(  # noqa: PLR0917 - the parts that sessions use
     )
 
 
-def open_audit(process: Process, log: Log, gateway: str) -> Callable[[], None]:
-    """Start the configured audit trail and return the function that reopens its file; raises ConfigError."""
+def open_audit(process: Process, log: Log, gateway: str) -> FileSink | None:
+    """Start the configured audit trail and return its file, to be reopened at SIGHUP; raises ConfigError."""
     config = process.config
     sinks: list[Sink] = []
     file = None
@@ -432,11 +432,7 @@ def open_audit(process: Process, log: Log, gateway: str) -> Callable[[], None]:
         sinks.append(TopicSink(config.audit.topic, audit, log.publisher, log.topics).write)
     audit.begin(gateway, tuple(sinks), Redactor(secrets_in(config)))
     process.stack.callback(audit.end)
-    return _nothing if file is None else file.reopen
-
-
-def _nothing() -> None:
-    """Do nothing: there is no audit file."""
+    return file
 
 
 def parts_with_statistics(

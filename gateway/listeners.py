@@ -90,7 +90,7 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
         wall_clock=wall_clock,
     )
     server = MqttServer(services, process.spawn, security.strangers)
-    log.live_reader.distributor.written = server.writes.written
+    log.live_reader.distributor.written = server.pumps.writes.written
     open_listeners(server, process, security)
     return server
 

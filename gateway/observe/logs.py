@@ -95,10 +95,9 @@ def configure_logs(
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(
-        _CleanFormatter(
-            Redactor(secrets),
+        structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=_last_steps(console, colours=console and out.isatty()),
+            processors=_last_steps(Redactor(secrets), console=console, colours=console and out.isatty()),
         )
     )
     root = logging.getLogger()
@@ -111,21 +110,14 @@ def configure_logs(
     handler.addFilter(RepeatFilter())
 
 
-class _CleanFormatter(structlog.stdlib.ProcessorFormatter):
-    """Blanks known secrets in the finished line, because libraries may log them in texts and tracebacks."""
-
-    def __init__(self, redactor: Redactor, **options: Any) -> None:
-        super().__init__(**options)
-        self._redactor = redactor
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format a line."""
-        return self._redactor.clean(super().format(record))
-
-
-def _last_steps(console: bool, colours: bool) -> Sequence[Any]:
+def _last_steps(redactor: Redactor, *, console: bool, colours: bool) -> Sequence[Any]:
+    """Return the processors that finish a line. Libraries may log secrets in texts and tracebacks: the last blanks."""
     steps: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, redact]
+
+    def blank(logger: Any, method: str, line: str) -> str:
+        return redactor.clean(line)
+
     if console:
         plain = structlog.dev.plain_traceback  # the default, by rich, prints local variables
-        return [*steps, structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain)]
-    return [*steps, structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+        return [*steps, structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain), blank]
+    return [*steps, structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str), blank]

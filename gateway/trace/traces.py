@@ -7,6 +7,7 @@ bounds is counted and reported at the end. Connections that are not traced have 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -237,19 +238,13 @@ class Trace:
         self._news.set()
         taps.watchers = tuple(watcher for watcher in taps.watchers if watcher is not self)
         ended, self._taps = self._taps, {}
-        in_turns(_all(ended))
+        in_turns(itertools.starmap(_end, ended.items()))
 
     def summary(self) -> bytes:
         """Return the last line: why the trace ended, and what was left out."""
         counts = {"lines": self._written, "dropped": self._dropped, "connections": self._connections}
         left_out = {"connections_left_out": self._left_out} if self._left_out else {}
         return encode({"at": time.time(), "end": self._why, **counts, **left_out}) + b"\n"
-
-
-def _all(ended: dict[Any, _Tap]) -> Iterator[None]:
-    for socket, tap in ended.items():
-        _end(socket, tap)
-        yield
 
 
 def _end(socket: Any, tap: _Tap) -> None:

@@ -25,9 +25,10 @@ from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, MemberSettings, NotAssignedError, PolledMember
 from gateway.kafka.groups.progress import Chunk
 from gateway.kafka.read.arrivals import Arrivals
-from gateway.presence.records import Ended
+from gateway.presence.ledger import Present
+from gateway.presence.records import HTTP, Ended
 from gateway.rest.consume.page_size import Shown, fill_page, page_size
-from gateway.rest.present import ABANDONED, BY_CLIENT, BY_SERVER, STOPPED, HttpPresence
+from gateway.rest.present import ABANDONED, BY_CLIENT, BY_SERVER, STOPPED
 from gateway.rest.server.answers import control_answer, no_content, own_address, records_answer
 from gateway.rest.server.call import Call
 from gateway.rest.server.client_limits import RequestLimits
@@ -173,7 +174,7 @@ class Consumers(OperationSet):
         self._outgoing = services.publisher.budgets.outgoing
         self.clock = services.clock  # monotonic seconds
         self.wall_clock = services.wall_clock  # epoch milliseconds
-        self._presence = HttpPresence(services.presence, services.wall_clock)
+        self._presence = services.presence
         self._arrivals = Arrivals(services.live_reader, services.lookup)
         self._lookup = services.lookup
         self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
@@ -228,7 +229,9 @@ class Consumers(OperationSet):
             await self._close(instance, delivered=False)
             raise busy(SHUTTING_DOWN, close=True)
         self._counts.created_total += 1
-        self._presence.online(instance.identifier, instance, name, instance.principal, call.connection.peer)
+        if self._presence is not None:
+            present = Present(name, instance.principal, HTTP, call.connection.peer, self.wall_clock())
+            self._presence.online(instance.identifier, instance, present)
         log.info("consumer created", group=group, name=name, principal=grant.identity.name)
         return CreatedConsumer(name, uri)
 
@@ -299,7 +302,8 @@ class Consumers(OperationSet):
     async def _close(self, instance: Instance, *, delivered: bool, ended: Ended = STOPPED) -> None:
         """Remove the instance immediately, then commit its positions and leave the group."""
         self._instances.pop((instance.group, instance.name), None)
-        self._presence.offline(instance.identifier, instance, ended)
+        if self._presence is not None:
+            self._presence.offline(instance.identifier, instance, ended)
         instance.closed = True
         member = instance.member
         member.interrupt()

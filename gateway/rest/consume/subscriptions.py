@@ -41,7 +41,7 @@ class Subscriptions(OperationSet):
         self._publisher = services.publisher
         self._topics = services.topics
         self._spawn = services.spawn
-        self._following = False  # whether `_topics_changed` is registered with `Topics`
+        services.topics.watch(self._topics_changed)
         services.access_list.watch(self._rights_changed)
         self.operations = {
             "subscribe": self.subscribe,
@@ -80,10 +80,7 @@ class Subscriptions(OperationSet):
         return no_content()
 
     async def _refresh(self, pattern: TopicPattern) -> None:
-        """Look for new topics that match; from now on subscriptions follow topics that are created and deleted."""
-        if not self._following:
-            self._following = True
-            self._topics.watch(self._topics_changed)
+        """Look for new topics that match; later ones are followed as they are created and deleted."""
         try:
             await self._topics.refresh()
         except Refused:
@@ -175,8 +172,7 @@ class Subscriptions(OperationSet):
 
     async def stop(self) -> None:
         """Stop following topics."""
-        if self._following:
-            self._topics.unwatch(self._topics_changed)
+        self._topics.unwatch(self._topics_changed)
 
     async def _check_readable(self, grant: Grant, topic: str) -> int:
         """Return the topic's partition count; RestError 403, or Refused if the topic does not exist."""

@@ -118,10 +118,12 @@ class FeedSubscriber:
 
     lossy: Final = False
 
+    feed: Feed  # once it has joined
+
     def __init__(
         self,
         feeds: Feeds,
-        feed: Feed,
+        topic: str,
         form: Form,
         sink: Sink,
         *,
@@ -129,22 +131,34 @@ class FeedSubscriber:
         subscribe: Permission,
         partition: int | None,
     ) -> None:
-        """See `Feeds.join` for the arguments."""
+        """`subscribe` is the client's right, which may depend on a record's key. `partition`: None means all."""
         self._feeds = feeds
         self._live_reader = feeds.live_reader
-        self.feed = feed
+        self._topic = topic
         self._form = form
         self._sink = sink
         self._chosen = chosen
-        self._allowed = None if subscribe.uniform(feed.topic) else subscribe
+        self._allowed = None if subscribe.uniform(topic) else subscribe
         self._partition = partition
         self._everything = chosen.everything and self._allowed is None and partition is None
         # Offsets by partition. None while they are the same as the feed's; empty if it has just fallen behind the live
         # reader, which knows them.
         self._own: dict[int, int] | None = None
 
-    def begin(self, start: Mapping[int, int]) -> None:
-        """Start at these offsets, wherever the live reader is."""
+    async def join(self, start: Mapping[int, int]) -> None:
+        """Start at these offsets, of all chosen partitions. The sink may get records before this returns.
+
+        Raises:
+            Refused: As `LiveReader.watch`.
+        """
+        feed = self.feed = await self._feeds.watch(self._topic)
+        # No await from here on: the live reader must not pass a record meanwhile.
+        for number, offset in self._live_reader.positions(self._topic, self).items():
+            feed.offsets.setdefault(number, offset)
+        feed.add(self)
+        for number, offset in start.items():
+            gap: Callable[[int], None] = partial(self._sink.gap, number)
+            self._live_reader.catch_up(self._topic, feed, self, number, offset, gap)
         self._own = dict(start)
         self._rejoin(self._own)
 
@@ -164,7 +178,7 @@ class FeedSubscriber:
                 self._sink.send(self.feed.encoded(self._form))
             return True
         if not own:
-            own |= self._live_reader.positions(self.feed.topic, self)
+            own |= self._live_reader.positions(self._topic, self)
         partition = record.partition
         if record.offset < own.get(partition, 0):
             return True  # before the stream's start
@@ -192,7 +206,7 @@ class FeedSubscriber:
         """The position behind the last offered record."""
         if self._own is None:
             return self.feed.position
-        return format_position(self._own or self._live_reader.positions(self.feed.topic, self))
+        return format_position(self._own or self._live_reader.positions(self._topic, self))
 
     def leave(self) -> None:
         """End the stream; it may have ended before."""
@@ -212,7 +226,7 @@ class FeedSubscriber:
         offsets = self.feed.offsets
         if all(
             offsets.get(partition) == offset for partition, offset in own.items()
-        ) and not self._live_reader.is_behind(self.feed.topic, self):
+        ) and not self._live_reader.is_behind(self._topic, self):
             self._own = None
 
 
@@ -224,25 +238,8 @@ class Feeds:
         self.live_reader = live_reader
         self._feeds: dict[str, Feed] = {}
 
-    async def join(
-        self,
-        topic: str,
-        form: Form,
-        sink: Sink,
-        start: Mapping[int, int],
-        *,
-        chosen: RecordFilter,
-        subscribe: Permission,
-        partition: int | None,
-    ) -> FeedSubscriber:
-        """Open a stream. The sink may get records before this returns.
-
-        `start` has the offsets to start at, of all partitions or of `partition`. `subscribe` is the client's right,
-        which may depend on a record's key.
-
-        Raises:
-            Refused: As `LiveReader.watch`.
-        """
+    async def watch(self, topic: str) -> Feed:
+        """Return the feed of a topic for one more stream, which must `release` it; raises Refused."""
         feed = self._feeds.get(topic)
         if feed is None:
             feed = self._feeds[topic] = Feed(topic)
@@ -258,16 +255,7 @@ class Feeds:
         except BaseException:
             self.release(feed)
             raise
-        subscriber = FeedSubscriber(self, feed, form, sink, chosen=chosen, subscribe=subscribe, partition=partition)
-        # No await from here on: the live reader must not pass a record meanwhile.
-        for number, offset in self.live_reader.positions(topic, subscriber).items():
-            feed.offsets.setdefault(number, offset)
-        feed.add(subscriber)
-        for number, offset in start.items():
-            gap: Callable[[int], None] = partial(sink.gap, number)
-            self.live_reader.catch_up(topic, feed, subscriber, number, offset, gap)
-        subscriber.begin(start)
-        return subscriber
+        return feed
 
     def stop(self) -> None:
         """End all streams."""

@@ -111,7 +111,7 @@ class Subscription:
         """Start to read.
 
         Raises:
-            Refused: As `find_span`, `Feeds.join` and `GroupSubscriber.join`.
+            Refused: As `find_span`, `FeedSubscriber.join` and `GroupSubscriber.join`.
             RestError: As `find_span`.
         """
         message, services, grant = self._message, self._services, self._grant
@@ -122,15 +122,16 @@ class Subscription:
             position = None
         else:
             span = await find_span(services.lookup, self._topic, self._wanted, END)
-            source = await self._feeds.join(
+            source = FeedSubscriber(
+                self._feeds,
                 self._topic,
                 live_form(message.format, self.name, grant.names),
                 self,
-                span.start,
                 chosen=self._chosen,
                 subscribe=grant.subscribe,
                 partition=self._wanted.partition,
             )
+            await source.join(span.start)
             position = format_position(span.start)
         if self._left:
             source.leave()

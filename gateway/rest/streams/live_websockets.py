@@ -8,7 +8,6 @@ read.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -238,7 +237,7 @@ class LiveSession(StreamSession):
         if self.unanswered <= MAX_UNANSWERED // 2:
             self._resume(UNANSWERED)
         if self._draining and not self.unanswered:
-            self._close()
+            self.close()
 
     def _subscribe(self, message: Subscribe) -> None:
         if message.id in self._subscriptions:
@@ -287,7 +286,7 @@ class LiveSession(StreamSession):
         self._pause(STOPPING)
         self._leave_all()
         if not self.unanswered:
-            self._close()
+            self.close()
         return True
 
     @property
@@ -298,14 +297,10 @@ class LiveSession(StreamSession):
     def leave(self) -> None:
         """Do nothing: the answer to its last message has closed it."""
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the connection because the gateway stops."""
         self.connection.close(SERVICE_RESTART, "the gateway stops")
         self.pump.flush()
-
-    def stop(self) -> None:
-        """Close the connection now."""
-        self._close()
-        self.pump.close()
 
     def end(self, reason: str) -> None:
         """Close the connection with 1008."""
@@ -366,14 +361,10 @@ class Live(Streams[LiveSession]):
     async def stop(self) -> None:
         """Close the open connections, and abort those that are left after `CLOSE_S`."""
         for session in self.departing():
-            session.stop()
-        if self.sessions:
-            self._empty.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), CLOSE_S)
-        await super().stop()
+            session.close()
+        await self.pumps.close(CLOSE_S)
 
     def statistics(self) -> LiveStatistics:
         """Return the counts so far."""
-        unanswered = sum(session.unanswered for session in self.sessions.values())
-        return msgspec.structs.replace(self.counts, open=len(self.sessions), unanswered=unanswered)
+        unanswered = sum(session.unanswered for session in self.departing())
+        return msgspec.structs.replace(self.counts, open=len(self.pumps), unanswered=unanswered)

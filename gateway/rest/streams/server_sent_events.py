@@ -248,9 +248,9 @@ class EventStream(StreamSession):
         It is a lower bound because the kernel counts unacknowledged bytes on the wire, which TLS makes more.
         """
         transport = self.pump.transport
-        if transport is None:
+        socket = None if transport is None else transport.get_extra_info("socket")
+        if socket is None:
             return 0
-        socket = transport.get_extra_info("socket")
         (queued,) = _NUMBER.unpack(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(_NUMBER.size)))
         return self.connection.total - self.connection.waiting - self.pump.unwritten - int(queued)
 
@@ -304,15 +304,17 @@ class EventStreams(Streams[EventStream]):
         """Join the topic at the place where the client wants to start."""
         start = wanted(call.query, call.header_values().get("Last-Event-ID"))
         span = await find_span(self.services.lookup, topic, start, END)
-        return await self.feeds.join(
+        subscriber = FeedSubscriber(
+            self.feeds,
             topic,
             stream.form,
             stream,
-            span.start,
             chosen=chosen,
             subscribe=call.grant.subscribe,
             partition=start.partition,
         )
+        await subscriber.join(span.start)
+        return subscriber
 
     async def _join_group(self, call: Call, topic: str, chosen: RecordFilter, stream: EventStream) -> GroupSubscriber:
         """Join the consumer group that the query names."""
@@ -337,7 +339,7 @@ class EventStreams(Streams[EventStream]):
 
     def statistics(self) -> StreamsStatistics:
         """Return the counts so far."""
-        return msgspec.structs.replace(self.counts, open=len(self.sessions))
+        return msgspec.structs.replace(self.counts, open=len(self.pumps))
 
 
 class _StreamHead(web.StreamResponse):

@@ -6,16 +6,17 @@ import abc
 import asyncio
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 from gateway.clients import CLOSED, SUBSCRIPTIONS, ClientView, Kind, SubscriptionView
 from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
 from gateway.limits.brakes import SendingPause
-from gateway.net.alarms import Alarms
 from gateway.net.http_server import HttpConnection
 from gateway.net.pump import Pump
-from gateway.net.writes import Writes
-from gateway.rest.present import BY_CLIENT, HttpPresence, stream_key
+from gateway.net.pumps import Pumps
+from gateway.presence.ledger import Present
+from gateway.presence.records import HTTP
+from gateway.rest.present import BY_CLIENT, stream_key
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.services import RestServices
@@ -42,7 +43,7 @@ class StreamSession(abc.ABC):
         self.grant = call.grant
         self.principal = call.grant.identity.name
         self._peer = call.connection.peer
-        self._presence = streams.presence
+        self._presence = streams.services.presence
         self._presence_key = stream_key(call.grant.names.mqtt(self.principal))
         self._ended = BY_CLIENT  # why it ended, for presence
         self._limits = call.connection.limits  # the session's own from `connected` on
@@ -54,7 +55,9 @@ class StreamSession(abc.ABC):
     def connected(self, pump: Pump) -> None:
         """The session has the socket now."""
         self.pump = pump
-        self._presence.online(self._presence_key, self, self.principal, self.principal, self._peer)
+        if self._presence is not None:
+            present = Present(self.principal, self.principal, HTTP, self._peer, self.services.wall_clock())
+            self._presence.online(self._presence_key, self, present)
         self._expiry = Expiry(self.services.wall_clock, self._expired)
         self._expiry.set(self._expires_ms)
         if self._limits is not None and self._limits.outgoing is not None:
@@ -70,7 +73,8 @@ class StreamSession(abc.ABC):
 
     def disconnected(self, reason: str) -> None:
         """End the session: its connection is closed."""
-        self._presence.offline(self._presence_key, self, self._ended)
+        if self._presence is not None:
+            self._presence.offline(self._presence_key, self, self._ended)
         self._expiry.release()
         if self._sending is not None:
             self._sending.end()
@@ -170,46 +174,25 @@ class Streams(OperationSet, Generic[Session]):
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
         self.services = services
         self.feeds = feeds
-        self.presence = HttpPresence(services.presence, services.wall_clock)
-        self.sessions: dict[Pump, Session] = {}
+        self.pumps = Pumps(services.spawn, outgoing=services.publisher.budgets.outgoing)
         self._opening = 0  # requests that are opening a session
-        self._writes = Writes()
-        self._alarms = Alarms()
-        self._empty = asyncio.Event()
         services.access_list.watch(self._rights_changed)
 
     @property
     def is_full(self) -> bool:
         """Whether there are as many sessions as the configuration allows."""
-        return len(self.sessions) + self._opening >= self.services.config.max_streams
+        return len(self.pumps) + self._opening >= self.services.config.max_streams
 
     def connect(
         self, session: Session, connection: HttpConnection, transport: asyncio.Transport, received: bytes
     ) -> None:
         """Hand a socket that the HTTP connection has released to a session."""
-        services = self.services
-        pump = Pump(
-            session.connection,
-            session,
-            services.spawn,
-            services.clock,
-            self._remove,
-            writes=self._writes,
-            alarms=self._alarms,
-            outgoing=services.publisher.budgets.outgoing,
-        )
-        pump.source, pump.entrance = connection.source, connection.entrance
-        self.sessions[pump] = session
+        pump = self.pumps.open(session.connection, session, connection.entrance)
+        pump.source = connection.source
         transport.set_protocol(pump)
         pump.connection_made(transport)
         if received:
             pump.data_received(received)
-
-    def _remove(self, pump: Pump) -> None:
-        del self.sessions[pump]
-        pump.entrance.connections -= 1
-        if not self.sessions:
-            self._empty.set()
 
     def _rights_changed(self, changed: AbstractSet[Grant]) -> None:
         for session in self.departing():
@@ -218,7 +201,7 @@ class Streams(OperationSet, Generic[Session]):
 
     def departing(self) -> Sequence[Session]:
         """Return the open sessions."""
-        return tuple(self.sessions.values())
+        return tuple(cast("Iterable[Session]", self.pumps.handlers()))
 
     def flowing(self) -> Iterable[Flowing]:
         """Return the open sessions, for /flow."""
@@ -226,5 +209,4 @@ class Streams(OperationSet, Generic[Session]):
 
     async def stop(self) -> None:
         """Abort the connections that are still open."""
-        for pump in tuple(self.sessions):
-            pump.abort()
+        await self.pumps.close(0)

@@ -53,7 +53,7 @@ async def serving(patience: float | None = None, tls: ssl.SSLContext | None = No
             yield server
         finally:
             server.listener.stop_accepting()
-            await server.listener.wait_closed(2)
+            await server.listener.pumps.close(2)
 
 
 async def test_a_waiting_handler_holds_later_events() -> None:

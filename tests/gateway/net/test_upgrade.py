@@ -71,7 +71,7 @@ async def serving(tls: ssl.SSLContext | None = None, timeout_s: float = 20.0) ->
             server.listening.stop_receiving()
             server.listener.stop_accepting()
             await server.listening.stop(2)
-            await server.listener.wait_closed(2)
+            await server.listener.pumps.close(2)
 
 
 async def frames_until_close(reader: asyncio.StreamReader) -> list[tuple[int, bytes]]:

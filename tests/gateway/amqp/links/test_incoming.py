@@ -257,7 +257,7 @@ async def test_a_lost_connection_loses_nothing_and_breaks_nothing(
     for pump in list(listener.pumps):
         pump.abort()
     await running
-    await listener.wait_closed(TIMEOUT)
+    await listener.pumps.close(TIMEOUT)
     await backend.log.publisher.drain(TIMEOUT)
     statistics = listener.statistics()
     assert (statistics.open_connections, statistics.senders) == (0, 0)

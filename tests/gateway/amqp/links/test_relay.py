@@ -152,7 +152,7 @@ async def test_messages_that_wait_for_a_topic_outlive_the_connection(
         while not (records := await read_all(bootstrap, topic)):
             continue
     assert [record.value for record in records] == [b"x"]
-    await listener.wait_closed(TIMEOUT)
+    await listener.pumps.close(TIMEOUT)
     assert listener.statistics().senders == 0
 
 
