@@ -19,7 +19,6 @@ from protocols.mqtt.codec import (
     is_text,
     read_varint,
 )
-from protocols.mqtt.framing import FrameBuffer
 
 # Table 1-1: the first and last value of each size.
 SIZES = [
@@ -132,17 +131,6 @@ def test_a_reader_does_not_look_beyond_its_end() -> None:
     assert reader.left == 1
     with pytest.raises(PeerError):
         reader.finish()
-
-
-def test_a_large_packet_in_pieces_is_joined_once() -> None:
-    frames = FrameBuffer()
-    frames.keep(b"ab", 6)
-    assert frames.join(b"cd") == b""
-    assert frames.join(b"e") == b""
-    assert len(frames) == 5
-    assert frames.join(b"fg") == b"abcdefg"
-    assert len(frames) == 0
-    assert frames.join(b"xy") == b"xy"
 
 
 @pytest.mark.parametrize(
