@@ -84,7 +84,7 @@ class Archive:
             write_mark(self._hadoop, self._path, ours)
         elif mark["archive"] != ours["archive"]:
             raise another_checkpoint(self._path)
-        elif mark["segment"] != self._segment:
+        elif mark.get("segment") != self._segment:
             raise ArchiveError(
-                f"{self._path} has {mark['segment']} batches per segment: use this number again, or another archive"
+                f"{self._path} has {mark.get('segment')} batches per segment: use this number again, or another archive"
             )
