@@ -193,8 +193,10 @@ class EventStream(StreamSession):
         """Send an event; end the stream after the last one that the client requested."""
         connection = self.connection
         connection.send(data)
-        if not self.pump.flushing or connection.waiting >= PENDING:
-            self.flush()
+        if connection.waiting >= PENDING:
+            self.pump.flush()
+        elif not self.pump.flushing:
+            self.pump.flush_soon()
         if self._sending is not None:
             self._sending.spend(1, len(data))
         self._counts.events_total += 1
