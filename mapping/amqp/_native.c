@@ -175,6 +175,7 @@ set_up(PyObject *Py_UNUSED(module))
         {&py.destination, "address_bytes", &fields_at.address},
         {&py.destination, "partition", &fields_at.partition},
         {&py.destination, "key", &fields_at.key},
+        {&py.destination, "user", &fields_at.user},
         {&py.destination, "headers", &fields_at.headers},
         {&py.destination, "before_ms", &fields_at.before},
         {&py.destination, "after_ms", &fields_at.after},

@@ -34,7 +34,7 @@ extern struct Constants py;
 
 /* Positions of fields of a Destination and a Body. */
 struct Places {
-    Py_ssize_t topic, address, partition, key, headers, before, after, partitions;
+    Py_ssize_t topic, address, partition, key, user, headers, before, after, partitions;
     Py_ssize_t value, form, exact, is_json;
 };
 extern struct Places fields_at;
@@ -96,6 +96,12 @@ static inline int
 is_binary(uint8_t code)
 {
     return code == 0xA0 || code == 0xB0;
+}
+
+static inline int
+is_uint(uint8_t code)
+{
+    return code == 0x70 || code == 0x52 || code == 0x43;
 }
 
 static inline PyObject *

@@ -236,9 +236,21 @@ take_properties(Message *message, const Section *section)
             }
             continue;
         }
+        if (index == USER_ID) {
+            Py_ssize_t size;
+            const char *user = PyUnicode_AsUTF8AndSize(field(message->to, fields_at.user), &size);
+            if (!user || !is_binary(value.code) || !is_same(&value, user, (size_t)size)) {
+                PyErr_Clear(); /* the reference refuses it */
+                return LEFT;
+            }
+        }
+        else if (index == GROUP_SEQUENCE) {
+            if (!is_uint(value.code)) {
+                return LEFT;
+            }
+        }
         /* The others are strings; a short symbol is accepted as one, as in the reference. */
-        if (index == USER_ID || index == GROUP_SEQUENCE || !(is_string(value.code) || value.code == 0xA3)
-            || !is_utf8(value.at, value.size)) {
+        else if (!(is_string(value.code) || value.code == 0xA3) || !is_utf8(value.at, value.size)) {
             return LEFT;
         }
         if ((index == MESSAGE_ID || index == CORRELATION_ID) && BEGINS_WITH(&value, "AMQP_")) {
@@ -247,7 +259,8 @@ take_properties(Message *message, const Section *section)
         if (index == TO && is_same(&value, PyBytes_AS_STRING(address), (size_t)PyBytes_GET_SIZE(address))) {
             continue; /* it repeats the link's address */
         }
-        PyObject *text = bytes_of(value.at, value.size);
+        char letter;
+        PyObject *text = index == GROUP_SEQUENCE ? property_text(&value, &letter) : bytes_of(value.at, value.size);
         Verdict verdict = put(message, property_name(index), text);
         if (verdict != TAKEN) {
             return verdict;

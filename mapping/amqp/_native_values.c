@@ -46,7 +46,8 @@ decimal(int64_t value)
 static const char letters[256] = {
     [0x40] = 'n', [0x41] = 'b', [0x42] = 'b', [0x56] = 'b',
     [0x50] = 'B', [0x60] = 'H', [0x70] = 'I', [0x52] = 'I', [0x43] = 'I', [0x80] = 'L', [0x53] = 'L', [0x44] = 'L',
-    [0x51] = 'g', [0x61] = 'h', [0x71] = 'i', [0x54] = 'i', [0x81] = 'l', [0x55] = 'l', [0x82] = 'd', [0x83] = 't',
+    [0x51] = 'g', [0x61] = 'h', [0x71] = 'i', [0x54] = 'i', [0x81] = 'l', [0x55] = 'l', [0x72] = 'f',
+    [0x82] = 'd', [0x83] = 't',
     [0xA0] = 'x', [0xB0] = 'x', [0xA1] = 's', [0xB1] = 's', [0xA3] = 'y', [0xB3] = 'y',
 };
 
@@ -129,6 +130,12 @@ property_text(const Simple *value, char *letter)
     switch (*letter) {
     case 'n': Py_RETURN_NONE;
     case 'b': return PyBytes_FromString(value->code == 0x41 || (value->code == 0x56 && *value->at) ? "true" : "false");
+    case 'f': {
+        uint32_t bits = read_u32(value->at);
+        float number;
+        memcpy(&number, &bits, sizeof number);
+        return repr_of((double)number);
+    }
     case 'd': {
         uint64_t bits = read_bits(value);
         double number;
