@@ -173,10 +173,11 @@ class RequestsInTurn(web.RequestHandler):
     def end_direct(self) -> None:
         """The direct request is answered: continue with the next request, or with a close that waited for it."""
         self._direct = None
-        self._request_in_progress = False
-        if self._handler_waiter is not None and not self._handler_waiter.done():
-            self._handler_waiter.set_result(None)
         waiting: object = self._messages[0][0] if self._messages else None
+        if not isinstance(waiting, Prepared):  # else aiohttp's shutdown waits until the connection's task has answered
+            self._request_in_progress = False
+            if self._handler_waiter is not None and not self._handler_waiter.done():
+                self._handler_waiter.set_result(None)
         if (self._close or self._force_close) and not isinstance(waiting, Prepared):
             self.close()
         elif waiting is not None:

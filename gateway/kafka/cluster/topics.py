@@ -353,8 +353,9 @@ class Topics:
         self._wake.set()
 
     def unwatch(self, callback: Changed) -> None:
-        """Stop calling `callback`."""
-        self._watchers.remove(callback)
+        """Stop calling `callback`, if it is called."""
+        if callback in self._watchers:
+            self._watchers.remove(callback)
 
     async def refresh(self) -> None:
         """Refresh all topics now. Callers that arrive during a refresh share the next one.

@@ -344,7 +344,9 @@ async def test_while_kafka_is_silent(stoppable: EmbeddedBroker) -> None:
         last.close()
 
 
-async def test_the_end_of_the_gateway_waits_for_kafka(stoppable: EmbeddedBroker) -> None:
+async def test_the_end_of_the_gateway_waits_for_kafka(
+    stoppable: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = "direct-end"
     sent = request(topic)
     async with running_gateway(stoppable.bootstrap_servers) as gateway:
@@ -365,6 +367,7 @@ async def test_the_end_of_the_gateway_waits_for_kafka(stoppable: EmbeddedBroker)
         await stopping
         client.close()
         idle.close()
+    assert "Unhandled exception" not in caplog.text
 
 
 @pytest.mark.parametrize("scheme", ["Basic", "Bearer", "Basic !", "Bearer \xff"])

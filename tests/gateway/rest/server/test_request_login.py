@@ -88,7 +88,7 @@ class AuditLines:
     def __init__(self) -> None:
         self.all: list[dict[str, Any]] = []
 
-    def write(self, line: bytes) -> bool:
+    def __call__(self, line: bytes) -> bool:
         self.all.append(json.loads(line))
         return True
 
