@@ -6,7 +6,6 @@ and correlation data are not changed. The table is the design's "Record" (mappin
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -104,7 +103,8 @@ class Inbound:
         records: list[Record] = []
         packet_ids: list[int] = []
         admitted, run_qos = self._admitted, -1
-        for event in itertools.islice(events, start, None):
+        for position in range(start, len(events)):  # a slice would take longer the later the run starts
+            event = events[position]
             if type(event) is not Publish:
                 break
             route, qos, properties = admitted.get(event.topic), event.qos, event.properties

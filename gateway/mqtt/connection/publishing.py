@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -127,8 +126,11 @@ class Incoming:
 
     def _find_refused(self, received: list[Any], position: int) -> None:
         """Find the message that was refused before and sent again, for a dead letter if it is refused once more."""
-        for event in itertools.islice(received, position, None):
-            if type(event) is packets.Publish and event.dup and event.packet_id == self._refused_id:
+        for place in range(position, len(received)):
+            event = received[place]
+            if type(event) is not packets.Publish:
+                break  # those behind it are the next call's
+            if event.dup and event.packet_id == self._refused_id:
                 to_record, now_ms = self._inbound.to_record, self._services.wall_clock()
                 self._resent = to_record(event.topic, event.payload, event.qos, event.retain, event.properties, now_ms)
 

@@ -106,6 +106,7 @@ async def _save(client: ClientPort, session: Session, services: Services, new: S
                 for topic_filter in new:
                     await _remove(session, topic_filter)
             client.disconnect(_DISCONNECT_CODES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
+            return False  # after a freeze, the session is left later
     return session.client is client
 
 
