@@ -238,7 +238,8 @@ class RecordPages(OperationSet):
             headers["ETag"] = f'"{tag}"'
             headers["Cache-Control"] = "private, no-cache"
             known = call.request.if_none_match or ()  # weak comparison (RFC 9110 section 13.1.2)
-            if any(one.value in {ETAG_ANY, tag} for one in known):
+            is_any = call.request.headers.get("If-None-Match") == ETAG_ANY  # `known` has the tag "*" for it too
+            if is_any or any(one.value == tag for one in known):
                 self._counts.unchanged_total += 1
                 del headers["Content-Type"]
                 return web.Response(status=304, headers=headers)
