@@ -79,9 +79,9 @@ class KnownRequest:
         request = DirectRequest(self, connection)
         connection.begin_direct(request)
         try:
-            dispatcher.limits.enter(connection, client)
             dispatcher.concurrency.enter(client.share)
             request.client = client.share
+            dispatcher.limits.enter(connection, client)
             self.begin(request, client.grant, body)
         except Exception as error:  # the dispatcher answers and logs it
             request.fail(error)

@@ -148,9 +148,9 @@ class RequestDispatcher:
         client = await self.login.authenticate(request, token_in_query=TOKEN_PARAMETER in operation.query)
         connection = cast("HttpConnection", request.protocol)
         connection.identified()
-        self.limits.enter(connection, client)
         self.concurrency.enter(client.share)
         work.client = client.share
+        self.limits.enter(connection, client)
         work.call = call = Call(request, operation, client, self._bodies, self)
         if work.fields:
             call.answer_headers.update(work.fields)
