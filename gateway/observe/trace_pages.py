@@ -24,6 +24,7 @@ class TracePages:
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
+        self._running = 0  # also traces that have all their lines, until their readers have them
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -40,10 +41,11 @@ class TracePages:
             wanted = msgspec.json.decode(await request.read(), type=TraceRequest)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return bad(str(error))
-        if len(taps.watchers) >= AT_ONCE:
+        if self._running >= AT_ONCE:
             return bad(f"{AT_ONCE} traces are running, which is the maximum: wait until one ends", 429)
         trace = Trace(wanted)
         trace.begin()
+        self._running += 1
         why = "the reader left"
         try:
             record_act(request, "trace", wanted.client or wanted.topic or wanted.address)
@@ -57,6 +59,7 @@ class TracePages:
                     why = await _copy(trace, request, answer)
         finally:
             trace.end(why)
+            self._running -= 1
         with suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(LAST_S):
                 while rest := await trace.read(0):

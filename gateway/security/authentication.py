@@ -240,7 +240,7 @@ class Authenticator:
         address = address_of(peer)
         users = self._scram
         if self._tokens is not None and mechanism in BEARER_MECHANISMS:
-            return Exchange(self, address, BearerServer(mechanism, self._tokens.verify, user).step)
+            return Exchange(self, address, BearerServer(mechanism, self._verify_token, user).step)
         if users is None or mechanism not in users.mechanisms:
             return None
         look_up = functools.partial(users.credential, mechanism)
@@ -250,6 +250,12 @@ class Authenticator:
             return server.step(message)
 
         return Exchange(self, address, step)
+
+    async def _verify_token(self, token: str) -> VerifiedToken:
+        """Verify a token with the keys in use now: an exchange may have begun before a reload."""
+        if self._tokens is None:
+            raise TokenError("tokens are not accepted")
+        return await self._tokens.verify(token)
 
     def check_busy(self, address: str) -> None:
         """Raise Busy if logins from this address are not checked now."""

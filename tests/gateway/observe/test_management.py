@@ -30,8 +30,11 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.trace_pages import TracePages
 from gateway.pauses import Pauses
 from gateway.security.origins import Hosts, Origins
+from gateway.taps import taps
+from gateway.trace.traces import AT_ONCE
 from mapping.outcomes import Outcome
 from spark_sinks.statistics import QueryStatistics
+from tests.support.waiting import wait_until
 
 LOOPBACK = Address("127.0.0.1:0")
 EVERYWHERE = Address("0.0.0.0:0")
@@ -207,6 +210,39 @@ async def test_bytes_that_are_not_http_are_answered_and_not_logged(
     assert (await reader.readuntil(b"\r\n")).startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
     writer.close()
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+class SlowClients:
+    """`Clients` whose list does not end, as that of a trace whose reader reads slowly."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.end = asyncio.Event()
+
+    async def all(self) -> AsyncIterator[Any]:
+        self.asked += 1
+        await self.end.wait()
+        for client in ():
+            yield client
+
+
+async def test_traces_that_have_all_their_lines_count_until_they_are_sent(
+    http: aiohttp.ClientSession, start: Start
+) -> None:
+    clients: Any = SlowClients()
+    management = await start(more=TracePages(clients).routes())
+    url = f"http://127.0.0.1:{management.port}/trace"
+    answers = [await http.post(url, json={"client": "mqtt/a"}) for _ in range(AT_ONCE)]
+    await wait_until(lambda: clients.asked == AT_ONCE)
+    for trace in taps.watchers:
+        trace.end("lines")
+    async with http.post(url, json={"client": "mqtt/a"}) as answer:
+        assert answer.status == 429
+    clients.end.set()
+    for one in answers:
+        assert b'"end":"lines"' in await one.read()
+    async with http.post(url, json={"client": "mqtt/a", "seconds": 0.01}) as answer:
+        assert answer.status == 200
 
 
 async def test_a_client_that_leaves_amid_its_request_is_no_error(

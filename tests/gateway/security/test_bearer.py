@@ -165,6 +165,19 @@ async def test_a_token_alone(make: Make, pauses: list[float]) -> None:
     assert pauses == [1.0]
 
 
+async def test_a_key_that_is_withdrawn_amid_an_exchange_proves_nothing(make: Make, tmp_path: Path) -> None:
+    authenticator = make()
+    message = b"n,,\x01auth=Bearer " + token().encode() + b"\x01\x01"
+    assert await begin(authenticator, "OAUTHBEARER").step(message) == ANN  # remembered
+    exchange = begin(authenticator, "OAUTHBEARER")
+    assert await exchange.step(None) == Continue(b"")
+    (tmp_path / "jwks").write_bytes(key_set("ed"))
+    assert await authenticator.reload()
+    step = await exchange.step(message)
+    assert isinstance(step, Continue)
+    assert b"invalid_token" in step.data
+
+
 async def test_reload_reads_the_keys_anew(make: Make, tmp_path: Path) -> None:
     authenticator = make()
     good = token("ec")
