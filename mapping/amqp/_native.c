@@ -7,8 +7,8 @@
  *
  * Handled is what known clients send (`loadtest/clients/amqp_shapes.json`): a body of one section, and before it header,
  * message annotations, properties and application properties, all optional. Each has its descriptor as a ulong of one or
- * eight bytes, in the short or long form, and values of simple types, but no char, float, decimal or UUID. A body
- * that is no binary or string is converted in Python.
+ * eight bytes, in the short or long form, and values of simple types, but no char, decimal or UUID. A body that is
+ * no binary or string is converted in Python.
  */
 #include "mapping/amqp/_native.h"
 

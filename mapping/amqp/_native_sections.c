@@ -125,10 +125,12 @@ take_header(Message *message, const Section *section)
     if (verdict == TAKEN && ttl != Py_None) {
         int overflow;
         long long number = PyLong_AsLongLongAndOverflow(ttl, &overflow);
-        message->expires = 1;
-        message->expiry = message->now + number;
         if (number < 0 || number > UINT32_MAX) { /* also in an overflow, which gives -1 */
             verdict = LEFT;
+        }
+        else {
+            message->expires = 1;
+            message->expiry = message->now + number;
         }
     }
     Py_DECREF(found);

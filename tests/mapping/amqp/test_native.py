@@ -91,6 +91,14 @@ def test_keys_and_times_at_their_limits_give_the_same_result() -> None:
         assert_same(message, destination)
 
 
+@pytest.mark.parametrize("bits", [31, 32, 63, 64])
+def test_a_ttl_of_any_size_gives_the_same_result(bits: int) -> None:
+    """The encoding of a ttl is not checked, so it may be a ulong; the sum with the time must not overflow in C."""
+    for ttl in (primitives.ulong((1 << bits) - 1), primitives.long(-1 << bits - 1)):
+        header = section(0x70, primitives.list_of([primitives.TRUE, primitives.NULL, ttl]))
+        assert_same(header + section(0x75, primitives.binary(b"value")), HERE)
+
+
 def test_text_is_checked_as_python_checks_it() -> None:
     """All leading bytes, with second bytes at the edges of the rules, and possible following bytes."""
     for lead, second in itertools.product(range(0x80, 0x100), b"\x7f\x80\x8f\x90\x9f\xa0\xbf\xc0\xff"):
