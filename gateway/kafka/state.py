@@ -328,6 +328,8 @@ class StateTopics:
         if not all(self.lookup.identity(name) for name in self._tables):
             # A position belongs to one incarnation of a topic: know its id before the topic can be recreated.
             await self.lookup.refresh()
+        if not self._positions:
+            self._recreated.check()
         # Asked before anything is fetched: a fetch that waits for data delays all requests behind it.
         unread = [partition for partition in everything if partition not in self._positions]
         if unread:

@@ -1,9 +1,9 @@
 """Start, retry and close aiokafka clients: the only place that does.
 
 `start_client` starts one client for a caller that may be cancelled. `started` retries until a client is started
-(producers). `OnDemand` creates a client on first use (lookups, administration). `keep_consumer` runs a reader with a
-started consumer and replaces the consumer after each failure; `open_consumer` provides one consumer once (log scans).
-A group member has more states than these, so it calls `start_consumer` and `close_consumer` itself.
+(producers). `OnDemand` creates a client on first use (lookups, administration). `keep_consumer` runs a reader or a log
+scan with a started consumer and replaces the consumer after each failure. A group member has more states than these, so
+it calls `start_consumer` and `close_consumer` itself.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from aiokafka.errors import IllegalStateError
 
 from gateway.config import KafkaConfig
 from gateway.embedded.broker import EmbeddedBroker
+from gateway.kafka import state as state_module
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.kafka.state import StateTopics
@@ -184,6 +185,27 @@ async def test_a_recreated_topic_with_as_many_records_is_read_too(bootstrap: str
         await produce(bootstrap, name, [b"1", b"2", b"3"], key=b"new")
         await wait_until(lambda: table.values.get(b"new") == b"3", 60)
         assert set(table.restarted) == {0}
+
+
+async def test_a_topic_that_is_recreated_before_the_first_records_came_is_read_from_its_beginning(
+    bootstrap: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with state_process(bootstrap, partitions=1) as process:
+        table = Table(process, name)
+        lookup, poll = process.state.lookup, state_module.poll
+        ids = {b"former"}
+
+        async def poll_after_it_was_recreated(consumer: Any, *, wait_ms: int) -> Any:
+            if ids == {b"former"}:
+                ids.clear()
+                await lookup.refresh()
+            return await poll(consumer, wait_ms=wait_ms)
+
+        identity = lookup.identity
+        monkeypatch.setattr(lookup, "identity", lambda topic: b"former" if ids and lookup.topics else identity(topic))
+        monkeypatch.setattr(state_module, "poll", poll_after_it_was_recreated)
+        await loaded(process)
+        await wait_until(lambda: table.restarted == [0], WITHIN_S)
 
 
 async def test_early_writes_and_tables_that_clients_may_use_are_refused(bootstrap: str, name: str) -> None:
