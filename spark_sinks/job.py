@@ -6,6 +6,7 @@ dead-letter topic (`RejectScanner`), which requires reading the source twice.
 
 from __future__ import annotations
 
+import abc
 import argparse
 import importlib
 import pkgutil
@@ -57,7 +58,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
         return {"bootstrap.servers": self.bootstrap_servers, **self.kafka}
 
 
-class Flow:
+class Flow(abc.ABC):
     """The query of a job. The runner starts it again when it changes between catching up and real time.
 
     Attributes:
@@ -100,6 +101,7 @@ class Flow:
         """Return how many tasks run at once in real time: all stages, and one that scans for dead letters."""
         return sum(partitions[topic] for topic in self.topics) + (self.STAGES - 1) * shuffle + 1
 
+    @abc.abstractmethod
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
         """Return the source's records that no result counts, with its columns and the reason in `error`.
 
@@ -107,11 +109,10 @@ class Flow:
             source: the source's records.
             watermark_ms: the watermark (epoch ms) that Spark applied to each record.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def start(self, trigger: Trigger) -> StreamingQuery:
         """Start the query on its checkpoint."""
-        raise NotImplementedError
 
     def stream(self, trigger: Trigger, *, headers: bool = True) -> DataFrame:
         """Return the records of the source for a query with this trigger; see `kafka_stream`."""

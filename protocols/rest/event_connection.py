@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from protocols.rest.stream_connection import StreamConnection
 from protocols.rest.streaming import LAST_CHUNK, chunk, heartbeat
 
 SILENT: Final = "silent"
 """The only event: no event was sent for a heartbeat's time; `EventConnection.send_heartbeat` is due."""
 
 
-class EventConnection:
+class EventConnection(StreamConnection):
     """A stream of events after the head of its answer; a `protocols.connection.Connection`."""
 
     def __init__(self, heartbeat_s: float) -> None:
-        self.waiting = 0  # bytes that wait for `data_to_send`
+        super().__init__(heartbeat_s)
         self.total = 0  # bytes sent so far, with those that wait
-        self.closing = False  # whether the end of the answer was sent or the client has disconnected
-        self._out: list[bytes] = []
-        self._heartbeat_s = heartbeat_s
-        self._next_check: float | None = None
         self._silent = True  # since the last check
 
     # protocols.connection.Connection
@@ -32,26 +29,12 @@ class EventConnection:
         """The client has disconnected."""
         return self.give_up()
 
-    def data_to_send(self) -> bytes:
-        """Return and remove the bytes to write; b"" when there are none."""
-        out = self._out
-        if not out:
-            return b""
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        self.waiting = 0
-        return data
-
-    def next_deadline(self) -> float | None:
-        """Return when `tick` must be called, in seconds of its clock, or None."""
-        return None if self.closing else self._next_check
-
     def tick(self, now: float) -> list[Any]:
         """Check at each heartbeat's time whether an event was sent."""
-        due = self._next_check
+        due = self._next_heartbeat
         if due is not None and now < due:
             return []
-        self._next_check = now + self._heartbeat_s
+        self._next_heartbeat = now + self._heartbeat_s
         silent, self._silent = self._silent, True
         return [SILENT] if silent and due is not None and not self.closing else []
 
@@ -65,10 +48,8 @@ class EventConnection:
     def send(self, data: bytes) -> None:
         """Send complete chunks; does nothing after the end."""
         if not self.closing:
-            self._out.append(data)
-            size = len(data)
-            self.waiting += size
-            self.total += size
+            self._write(data)
+            self.total += len(data)
             self._silent = False
 
     def send_heartbeat(self, position: str) -> None:

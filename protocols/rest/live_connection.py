@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from protocols.connection import ConnectionClosed, ConnectionFailed
 from protocols.rest.live_messages import decode_message
+from protocols.rest.stream_connection import StreamConnection
 from protocols.websocket import (
     ABNORMAL_CLOSURE,
     CLOSE,
@@ -35,22 +36,18 @@ def text_frame(payload: bytes) -> bytes:
     return write_frame(TEXT, payload)
 
 
-class LiveConnection:
+class LiveConnection(StreamConnection):
     """One live WebSocket after its opening handshake; a `protocols.connection.Connection`."""
 
     def __init__(self, max_message_bytes: int, heartbeat_s: float) -> None:
         """`tick` sends a Ping every `heartbeat_s` seconds; a message over `max_message_bytes` ends the connection."""
-        self.waiting = 0  # bytes that wait for `data_to_send`
-        self.closing = False  # whether a Close frame was sent or the socket is closed
+        super().__init__(heartbeat_s)
         self.reading = True  # whether the socket is being read: only then a silent peer times out
         self._frames = FrameReader(TEXT)
-        self._out: list[bytes] = []
         self._message = bytearray()  # the received part of the current message
         self._limit = max_message_bytes
-        self._heartbeat_s = heartbeat_s
         self._now = 0.0
         self._received_at = 0.0
-        self._next_ping: float | None = None
 
     # protocols.connection.Connection
 
@@ -97,32 +94,18 @@ class LiveConnection:
         """Note that the socket is closed."""
         self.closing = True
 
-    def data_to_send(self) -> bytes:
-        """Return and remove the bytes to write; b"" when there are none."""
-        out = self._out
-        if not out:
-            return b""
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        self.waiting = 0
-        return data
-
-    def next_deadline(self) -> float | None:
-        """Return when `tick` must be called, in seconds of its clock, or None."""
-        return None if self.closing else self._next_ping
-
     def tick(self, now: float) -> list[Any]:
         """Send a Ping, or close the connection of a peer that was silent for too long."""
         self._now = now
         if self.closing:
             return []
-        if self._next_ping is None or not self.reading:
+        if self._next_heartbeat is None or not self.reading:
             self._received_at = now
-            self._next_ping = now + self._heartbeat_s
-        elif now >= self._next_ping:
+            self._next_heartbeat = now + self._heartbeat_s
+        elif now >= self._next_heartbeat:
             if now - self._received_at >= SILENT_HEARTBEATS * self._heartbeat_s:
                 return [self._fail(GOING_AWAY, "silent for too long")]
-            self._next_ping = now + self._heartbeat_s
+            self._next_heartbeat = now + self._heartbeat_s
             self._write(write_frame(PING))
         return []
 
@@ -165,7 +148,3 @@ class LiveConnection:
     def _fail(self, code: int, reason: str) -> ConnectionFailed:
         self.close(code, reason)
         return ConnectionFailed(reason, str(code))
-
-    def _write(self, data: bytes) -> None:
-        self._out.append(data)
-        self.waiting += len(data)

@@ -55,11 +55,11 @@ class StreamSession(abc.ABC):
     def connected(self, pump: Pump) -> None:
         """The session has the socket now."""
         self.pump = pump
+        self._expiry = Expiry(self.services.wall_clock, self._expired)
+        self._expiry.set(self._expires_ms)
         if self._presence is not None:
             present = Present(self.principal, self.principal, HTTP, self._peer, self.services.wall_clock())
             self._presence.online(self._presence_key, self, present)
-        self._expiry = Expiry(self.services.wall_clock, self._expired)
-        self._expiry.set(self._expires_ms)
         if self._limits is not None and self._limits.outgoing is not None:
             self._sending = SendingPause(self._limits.outgoing, self.subject, self.writable)
 
