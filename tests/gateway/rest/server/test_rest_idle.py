@@ -55,7 +55,7 @@ async def test_idle_polls_sleep_while_others_produce_and_one_record_wakes_them_a
             )
             polls = [group.create_task(poll(http, path)) for path in paths]
             await wait_until(lambda: gateway.listener.statistics().consumers.sleeping == COUNT, timeout=60)
-            assert gateway.tail_topics() == {topic}  # one reader for all of them
+            await wait_until(lambda: gateway.tail_topics() == {topic}, timeout=60)  # one reader for all of them
             for number in range(50):
                 await send(http, busy, number)
             assert gateway.listener.statistics().consumers.sleeping == COUNT
