@@ -27,6 +27,9 @@ import asyncio
 import json
 import logging
 import ssl
+import time
+from collections.abc import Callable
+from struct import Struct as Layout
 from typing import Any, Final
 from weakref import ref
 
@@ -36,6 +39,7 @@ from aiokafka.errors import (
     IllegalSaslStateError,
     KafkaConnectionError,
     KafkaError,
+    RequestTimedOutError,
     SaslAuthenticationFailed,
     UnsupportedSaslMechanismError,
 )
@@ -43,6 +47,7 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest
 
 from gateway.kafka.driver.login import Login
 from gateway.kafka.driver.tokens import LoginError
+from gateway.kafka.driver.wire import EncodedRequest
 from gateway.settings.values import ConfigError
 from gateway.spawn import start_contained
 
@@ -70,10 +75,41 @@ TLS_CLOSE_S: Final = 0.1
 LEAST_LIFE_S: Final = 1.0
 """A connection whose login expires sooner than this is not replaced ahead of time."""
 
+_INT32: Final = Layout(">i")
+_HEADER: Final = Layout(">ihhih")  # length, API key and version, correlation id, length of the client id
+
 _half_open_found: Final[dict[tuple[str, int], float]] = {}
 """By a broker's address, when a half-open connection to it was last found."""
 _probes: Final[dict[tuple[str, int], asyncio.Task[None]]] = {}
 """By a broker's address, its last probe."""
+
+
+class Call:
+    """A request whose answer is given to a callback. For aiokafka's connection it is the future of an answer."""
+
+    __slots__ = ("_connection", "_ended", "_timer")
+
+    def __init__(self, connection: BrokerConnection, ended: Callable[[Any], None]) -> None:
+        self._connection = connection
+        self._ended: Callable[[Any], None] | None = ended
+        self._timer = connection._loop.call_later(connection._request_timeout, self._time_out)
+
+    def done(self) -> bool:
+        """Whether `ended` was called."""
+        return self._ended is None
+
+    def set_result(self, answer: Any) -> None:
+        """Call `ended`, with the answer or a KafkaError."""
+        self._timer.cancel()
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended(answer)
+
+    set_exception = set_result
+
+    def _time_out(self) -> None:
+        self.set_result(RequestTimedOutError())
+        self._connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
 
 
 class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka carries no types
@@ -152,7 +188,14 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         return response
 
     def _handle_frame(self, resp: bytes) -> None:
-        super()._handle_frame(resp)
+        number, request, call = self._requests[0]
+        if type(call) is Call and number == _INT32.unpack_from(resp)[0]:
+            answer = request.RESPONSE_TYPE.read(resp[_INT32.size :])
+            self._requests.popleft()
+            self._last_action = time.monotonic()
+            call.set_result(answer)
+        else:
+            super()._handle_frame(resp)
         if self.expiring:
             self.renew()
 
@@ -235,6 +278,25 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
             self._requests[-1][2].add_done_callback(self._close_if_cancelled)
         return self._check_sasl_answer(answer) if isinstance(request, SaslAuthenticateRequest) else answer
 
+    def call(self, request: EncodedRequest, ended: Callable[[Any], None]) -> None:
+        """Send a request, and call `ended` once, later, with its answer or the KafkaError that has taken its place.
+
+        Raises:
+            KafkaError: the request was not sent; `ended` will not be called.
+        """
+        if self._writer is None:
+            raise KafkaConnectionError(f"No connection to broker at {self.host}:{self.port}")
+        request.prepare(self._versions)
+        number = self._next_correlation_id()
+        client, body = self._client_id.encode(), request.encode()
+        size = _HEADER.size - 4 + len(client) + len(body)
+        header = _HEADER.pack(size, request.API_KEY, request.API_VERSION, number, len(client))
+        try:
+            self._writer.writelines((header, client, body))
+        except (OSError, RuntimeError) as error:
+            raise self._broken(error) from error
+        self._requests.append((number, request, Call(self, ended)))
+
     def _close_if_cancelled(self, answer: asyncio.Future[Any]) -> None:
         if answer.cancelled():
             self.close()
@@ -245,7 +307,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         except RuntimeError as error:
             raise self._broken(error) from error
 
-    def _broken(self, error: RuntimeError) -> KafkaConnectionError:
+    def _broken(self, error: Exception) -> KafkaConnectionError:
         self.close(reason=CloseReason.CONNECTION_BROKEN, exc=error)
         return KafkaConnectionError(f"Connection at {self.host}:{self.port} broken: {error}")
 

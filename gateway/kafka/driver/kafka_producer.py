@@ -15,7 +15,7 @@ from gateway.config import KafkaConfig
 from gateway.fence import Fence
 from gateway.kafka.driver.brokers import end_update
 from gateway.kafka.driver.client_settings import client_settings
-from gateway.kafka.driver.produce_requests import use_produce_requests
+from gateway.kafka.driver.produce_requests import PublishSender
 from gateway.spawn import Spawn
 
 SENDER_S: Final = 0.2
@@ -45,7 +45,7 @@ class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka ca
         fence = self.fence
         if fence is not None and not fence.is_open:
             muted_partitions = muted_partitions | {place for place in self._batches if place.topic != fence.exempt}
-            fence.call_when_open(self._wake)
+            fence.call_when_open(self.wake)
         batches, lacking = super().drain_by_nodes(ignore_nodes, muted_partitions)
         if not lacking:
             self._pause = FIRST_PAUSE_S
@@ -59,13 +59,13 @@ class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka ca
         self._pause = min(2 * self._pause, LEADERS_RETRY_S)
         return batches, True
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the sender look for batches."""
         if not self._waiter_future.done():
             self._waiter_future.set_result(None)
 
 
 aiokafka.producer.producer.MessageAccumulator = PacedAccumulator  # aiokafka has no parameter for it
-use_produce_requests()
 
 
 def new_producer(config: KafkaConfig, role: str, fence: Fence | None = None, **options: Any) -> AIOKafkaProducer:
@@ -84,6 +84,8 @@ def new_producer(config: KafkaConfig, role: str, fence: Fence | None = None, **o
         linger_ms=0,  # batches fill in the partition queues, while their predecessors are in flight
     )
     producer._message_accumulator.fence = fence
+    if "transactional_id" not in options:
+        producer._sender = PublishSender(producer)
     return producer
 
 

@@ -7,7 +7,7 @@ those that the gateway cannot do without. Metadata have topic ids since 2.8; old
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from struct import Struct as Layout
@@ -31,6 +31,7 @@ NOT_REPORTED: Final = -(2**31)
 """The operations in an answer when they were not requested."""
 
 _READ_COMMITTED: Final = 1
+_ALL: Final = -1  # acks: all in-sync replicas
 _INT16: Final = Layout(">h")
 _INT32: Final = Layout(">i")
 _LIST_PARTITION: Final = Layout(">iq")  # of ListOffsets: partition, time
@@ -40,6 +41,9 @@ _FETCH_PARTITION: Final = Layout(
 )  # of Fetch: partition, leader's epoch, offset, start of a follower's log, most bytes
 _FETCH_HEAD: Final = Layout(">iiiibii")  # replica, wait, least, most bytes, isolation, session, epoch
 _PARTITION: Final = Layout(">hiii")  # of Metadata: error, partition, leader, leader's epoch
+_PRODUCE_HEAD: Final = Layout(">hhii")  # transactional id (null), acks, timeout, number of topics
+_BATCH: Final = Layout(">ii")  # of Produce: partition, length of the batch
+_STORED: Final = Layout(">ihqqq")  # partition, error, first offset, time, start of the log
 _QUORUM: Final = Layout(">ihiiq")  # of DescribeQuorum: partition, error, leader, its epoch, high watermark
 _VOTER: Final = Layout(">iqqq")  # of DescribeQuorum: node, end of its log, times of its last fetch and last full fetch
 _NULL_LENGTH: Final = b"\0"
@@ -67,15 +71,23 @@ class Metadata(NamedTuple):
     operations: int = NOT_REPORTED  # on the cluster, as those of a topic
 
 
+class Produced(NamedTuple):
+    """The answer to `produce_request`, in the shape of aiokafka's."""
+
+    topics: Sequence[tuple[str, Sequence[tuple[int, ...]]]]
+    """By topic: partition, error code, first offset, time of append (-1 with the records' own), start of the log."""
+    API_VERSION: int = 7
+
+
 class Answer:
     """Lets aiokafka's connections decode an answer's body by a function."""
 
     def __init__(self, read: Callable[[bytes], Any]) -> None:
-        self._read = read
+        self.read = read
 
     def decode(self, frame: BytesIO) -> Any:
         """Called by the connection."""
-        return self._read(frame.read())
+        return self.read(frame.read())
 
 
 class FixedRequest(RequestStruct):  # type: ignore[misc]  # aiokafka carries no types
@@ -243,6 +255,35 @@ def controller_time_request() -> EncodedRequest:
     only = unsigned(1 + 1)
     parts = [only, _compact_text(QUORUM_TOPIC), only, _INT32.pack(0), _NO_TAGS, _NO_TAGS, _NO_TAGS]
     return _QuorumRequest(b"".join(parts))
+
+
+def _read_produced(data: bytes) -> Produced:
+    (count,), at = _INT32.unpack_from(data), 4
+    topics = []
+    for _ in range(count):
+        topic, at = _read_text(data, at)
+        (partitions,) = _INT32.unpack_from(data, at)
+        end = at + 4 + partitions * _STORED.size
+        topics.append((topic or "", tuple(_STORED.iter_unpack(memoryview(data)[at + 4 : end]))))
+        at = end
+    return Produced(topics)
+
+
+class _ProduceRequest(EncodedRequest):
+    API_KEY = 0
+    API_VERSION = 7
+    RESPONSE_TYPE = Answer(_read_produced)
+
+
+def produce_request(batches: Iterable[tuple[TopicPartition, bytes | bytearray]], timeout_ms: int) -> EncodedRequest:
+    """Request to store batches, one for a partition, in all in-sync replicas. The answer is a `Produced`."""
+    topics: dict[str, list[bytes | bytearray]] = {}
+    for (topic, number), batch in batches:
+        topics.setdefault(topic, []).extend((_BATCH.pack(number, len(batch)), batch))
+    parts: list[bytes | bytearray] = [_PRODUCE_HEAD.pack(-1, _ALL, timeout_ms, len(topics))]
+    for topic, named in topics.items():
+        parts += (_text(topic), _INT32.pack(len(named) // 2), *named)
+    return _ProduceRequest(b"".join(parts))
 
 
 class _ListOffsetsRequest(EncodedRequest):

@@ -15,12 +15,13 @@ from aiohttp import web
 
 from flowcontrol.budget import ConnectionBudget
 from gateway.config import HttpConfig
+from gateway.failures import failures
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.http_server import HttpConnection
 from gateway.rest.produce.idempotency import KEY_FIELD, KeyedRequests, request_key
-from gateway.rest.produce.tickets import Results, check_place, raise_common_failure, store, submit_allowed
+from gateway.rest.produce.tickets import Results, check_place, denied_key, raise_common_failure, store, submit_allowed
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.call import Call
 from gateway.rest.server.direct_requests import DirectRequest
@@ -29,14 +30,14 @@ from gateway.rest.server.overload import OverloadGuard, ProduceSlot
 from gateway.rest.server.request_login import forbidden
 from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
-from mapping.outcomes import Outcome
+from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import GW_CLIENT, GW_PROTOCOL, Headers, Record
 from mapping.rest.events import event_record
 from mapping.rest.incoming import PROTOCOL, to_records, trace_headers
 from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from_fields, from_json
-from protocols.rest.errors import RestError, unprocessable
+from protocols.rest.errors import RestError, retry_after, unprocessable
 from protocols.rest.media import Format, produce_format
-from protocols.rest.responses import encode_results
+from protocols.rest.responses import Stored, encode_results
 
 
 class Storing:
@@ -117,6 +118,31 @@ class _Target(msgspec.Struct, frozen=True):
     embedded: Format
 
 
+class _Answers:
+    """The owner of the records of direct requests with one record each. The token is the request.
+
+    One owner for all of them: a batch of such records is one run, and needs no object for each request.
+    """
+
+    def __init__(self, storing: Storing) -> None:
+        self._storing = storing
+
+    def settle(self, tokens: Sequence[DirectRequest], offsets: Sequence[int], result: Result) -> None:
+        """Answer the requests."""
+        if result.outcome is Outcome.STORED:
+            for request, offset in zip(tokens, offsets, strict=True):
+                try:
+                    request.answer(encode_results((Stored(result.partition, offset),)))
+                except Exception as error:  # a bug with one request must not affect the others
+                    failures.report("request", error)
+                    failures.guard("request", request.fail, error)
+            return
+        self._storing.failed += len(tokens)
+        status, message = ANSWERS[result.outcome].http, result.reason or result.outcome.value
+        for request in tokens:
+            request.fail(RestError(status, message, headers=retry_after(status)))
+
+
 class _DirectTicket(Results):
     """The records of a request that is served directly."""
 
@@ -151,6 +177,7 @@ class Produce(OperationSet):
         self._config = config
         self._requests = 0
         self._records = 0
+        self._answers = _Answers(storing)
         self.operations = {"send": self.send, "sendToPartition": self.send}
 
     async def send(self, call: Call, topic: str, partition: int | None = None) -> web.StreamResponse:
@@ -190,6 +217,12 @@ class Produce(OperationSet):
         records = self._read(body, target, grant, slot)
         if not records:
             request.answer_by(lambda: self._answer_empty(target, grant))
+            return
+        if len(records) == 1:
+            if not grant.publish(topic, records[0].key):
+                self._storing.failed += 1
+                raise denied_key(grant, topic)
+            self._publisher.submit(records[0], self._answers, request)
             return
         ticket = _DirectTicket(len(records), grant.identity.name, request, self._storing)
         submit_allowed(self._publisher, grant, records, ticket)

@@ -5,11 +5,11 @@ import itertools
 import time
 
 import pytest
-from aiokafka.protocol.produce import ProduceRequest
 
 from gateway.config import BudgetConfig
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver.broker_connection import BrokerConnection
+from gateway.kafka.driver import wire
+from gateway.kafka.driver.produce_requests import ProduceRequest
 from mapping.outcomes import Outcome
 from mapping.record import Record
 
@@ -215,25 +215,23 @@ async def test_memory_is_bounded_while_kafka_is_frozen(stoppable, own_topic, fro
         assert set(owner.outcomes().values()) == {Outcome.STORED}
 
 
-@pytest.fixture(params=["when-taken", "at-the-socket"])
-def stopped(request, monkeypatch):
-    """Stops the publisher's clock (the list) where the sender is about to send, if requested."""
-    send = BrokerConnection.send
+@pytest.fixture(params=[(ProduceRequest, "begin"), (wire, "produce_request")], ids=["when-taken", "at-the-socket"])
+def stop_at(request, monkeypatch):
+    """Stops a clock (a list) where the sender has taken a batch from its queue, or where its request is encoded."""
+    owner, name = request.param
+    step = getattr(owner, name)
 
-    def stop_and_send(connection, sent, **options):
-        if isinstance(sent, ProduceRequest) and stopping:
+    def stop_and_step(*arguments):
+        if stopping:
             stopping.pop()[0] += 60
-        return send(connection, sent, **options)
+        return step(*arguments)
 
     stopping = []
-    if request.param == "at-the-socket":
-        monkeypatch.setattr(BrokerConnection, "send", stop_and_send)
-        return stopping.append
-    return None
+    monkeypatch.setattr(owner, name, stop_and_step)
+    return stopping.append
 
 
-async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, new_topic, kit, read_topic, stopped):
-    """aiokafka's sender takes a batch in one turn of the event loop and sends it in a later one."""
+async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, new_topic, kit, read_topic, stop_at):
     topic = await new_topic(partitions=1)
     async with kit(bootstrap) as k:
         ours, theirs = k.recorder(), k.recorder()
@@ -242,14 +240,7 @@ async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, ne
         for number in range(3):
             k.submit(Record(topic, b"k", b"theirs-%d" % number), theirs, number)
         k.submit(Record(topic, b"k", b"ours"), ours, "ours")
-        queue = k.publisher._writers[topic].queues[0]
-        if stopped is not None:
-            stopped(k.slept)
-        else:
-            async with asyncio.timeout(60):
-                while not (queue.in_flight and queue.in_flight[0].numbered):  # noqa: ASYNC110 - turn by turn
-                    await asyncio.sleep(0)
-            k.slept[0] += 60
+        stop_at(k.slept)
         await k.until(lambda: not k.publisher.fence.is_open)
         k.publisher.withdraw(theirs)
         k.publisher.fence.open()
