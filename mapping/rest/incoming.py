@@ -143,10 +143,10 @@ class Target(msgspec.Struct, frozen=True, gc=False):
 
     def plain_records(self, body: bytes, limit: int) -> list[Record] | None:
         """Return the records of a body if all are plain, else None; RestError as `decode_plain`."""
-        topic, headers, partition = self.topic, self.headers + self.trace, self.partition
         if self.embedded is Format.JSON:
             values = decode_plain(PLAIN_JSON, body, limit)
             return None if values is None else self.plain_json(values)
+        topic, headers, partition = self.topic, self.headers + self.trace, self.partition
         if self.embedded is Format.BINARY:
             contents = decode_plain(PLAIN_BINARY, body, limit)
             if contents is None:

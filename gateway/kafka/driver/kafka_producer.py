@@ -9,7 +9,8 @@ from typing import Any, Final
 import aiokafka.producer.producer
 from aiokafka import AIOKafkaProducer, TopicPartition, errors
 from aiokafka.client import CoordinationType
-from aiokafka.producer.message_accumulator import MessageAccumulator
+from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator
+from aiokafka.structs import RecordMetadata
 
 from gateway.config import KafkaConfig
 from gateway.fence import Fence
@@ -87,6 +88,22 @@ def new_producer(config: KafkaConfig, role: str, fence: Fence | None = None, **o
     if "transactional_id" not in options:
         producer._sender = PublishSender(producer)
     return producer
+
+
+async def queue_batch(
+    producer: AIOKafkaProducer, batch: BatchBuilder, place: TopicPartition
+) -> asyncio.Future[RecordMetadata]:
+    """Queue a batch for a partition in the producer's metadata; the future is done when Kafka has stored it.
+
+    `send_batch` without its checks, which copy the topic's set of partitions four times.
+
+    Raises:
+        KafkaError: the batch was not queued.
+    """
+    future: asyncio.Future[RecordMetadata] = await producer._message_accumulator.add_batch(
+        batch, place, producer._request_timeout_ms / 1000
+    )
+    return future
 
 
 async def force_close(producer: AIOKafkaProducer, spawn: Spawn) -> None:

@@ -20,6 +20,7 @@ from aiokafka.client import ConnectionGroup
 from aiokafka.producer.message_accumulator import MessageBatch
 from aiokafka.producer.sender import Sender, SendProduceReqHandler
 
+from gateway.failures import failures
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.batch_builder import WrittenBatch
 from gateway.kafka.driver.broker_connection import BrokerConnection
@@ -42,12 +43,14 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
             message_accumulator=producer._message_accumulator, retry_backoff_ms=1000 * theirs._retry_backoff,
             request_timeout_ms=theirs._request_timeout_ms,
         )  # fmt: skip
-        self._connecting_or_pausing: set[asyncio.Task[None]] = set()
+        self._works: set[asyncio.Task[None]] = set()
+        self._failure: Exception | None = None
+        self._is_over = False
 
     async def _sender_routine(self) -> None:
         accumulator = self._message_accumulator
         try:
-            while True:
+            while self._failure is None:
                 await self._maybe_wait_for_pid()
                 by_node, lacking = accumulator.drain_by_nodes(self._in_flight, self._muted_partitions)
                 for node, batches in by_node.items():
@@ -60,17 +63,38 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
                     await asyncio.wait({waiter, updated}, return_when=asyncio.FIRST_COMPLETED)
                 else:
                     await waiter
-        except asyncio.CancelledError:  # by aiokafka, which awaits the end
-            pass
+        except asyncio.CancelledError:  # aiokafka's `close`, which awaits this end
+            if self._works:
+                await asyncio.wait(self._works)
+        except errors.KafkaError:
+            raise
+        except Exception as error:
+            self._failure = error
         finally:
-            for task in self._connecting_or_pausing:
-                task.cancel()
+            self._is_over = True
+        if self._failure is not None:  # a bug: aiokafka fails all batches, and another producer sends them
+            failures.report("producer", self._failure)
+            raise errors.KafkaError(f"unexpected: {self._failure!r}") from self._failure
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start what a request waits for; it ends with the sender."""
+    def start_work(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start what a request waits for, unless the sender has ended: then its batches fail with all others."""
+        if self._is_over:
+            work.close()
+            return
         task = asyncio.get_running_loop().create_task(work)
-        self._connecting_or_pausing.add(task)
-        task.add_done_callback(self._connecting_or_pausing.discard)
+        self._works.add(task)
+        task.add_done_callback(self._work_ended)
+
+    def _work_ended(self, task: asyncio.Task[None]) -> None:
+        self._works.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End because of a bug."""
+        self._failure = error
+        self._message_accumulator.wake()
 
     def ended(self, node: int, batches: Mapping[TopicPartition, MessageBatch]) -> None:
         """Note that a request has ended: its broker may be sent the next."""
@@ -96,7 +120,7 @@ class ProduceRequest(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka c
         if connection is not None and connection.connected():
             self._send(connection)
         else:
-            self._sender.spawn(self._connect())
+            self._sender.start_work(self._connect())
 
     async def _connect(self) -> None:
         connection = await self._client._get_conn(self._node)
@@ -123,12 +147,15 @@ class ProduceRequest(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka c
         return all(fence.allows(place.topic) for place in self._batches)
 
     def _answered(self, answer: wire.Produced | errors.KafkaError) -> None:
-        if isinstance(answer, errors.KafkaError):
-            self._failed(answer)
-        else:
-            self.handle_response(answer)
+        try:
+            if isinstance(answer, errors.KafkaError):
+                self._failed(answer)
+            else:
+                self.handle_response(answer)
+        except Exception as error:  # must not reach the connection, which calls this
+            self._sender.fail(error)
         if self._to_reenqueue:
-            self._sender.spawn(self._requeue())
+            self._sender.start_work(self._requeue())
         else:
             self._sender.ended(self._node, self._batches)
 

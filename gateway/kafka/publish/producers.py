@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
-from aiokafka import AIOKafkaProducer, errors
+from aiokafka import AIOKafkaProducer, TopicPartition, errors
 from aiokafka.structs import RecordMetadata
 
 from gateway.config import KafkaConfig
 from gateway.failures import failures
 from gateway.fence import Fence
-from gateway.kafka.driver.kafka_producer import force_close, new_producer
+from gateway.kafka.driver.kafka_producer import force_close, new_producer, queue_batch
 from gateway.kafka.driver.lifecycle import start_client, started
 from gateway.kafka.publish.batch import Batch
 from gateway.spawn import Spawn
@@ -45,9 +45,10 @@ class LeasedProducer:
         Raises:
             KafkaError: the batch was not handed over.
         """
-        # aiokafka asserts that the partition exists. A new one may not be in its metadata yet, and a re-created topic
-        # may have fewer partitions, which `Topics.confirm` finds out.
-        if partition not in (self._producer.client.cluster.partitions_for_topic(topic) or ()):
+        # A new partition may not be in the producer's metadata yet, and a re-created topic may have fewer partitions,
+        # which `Topics.confirm` finds out.
+        place = TopicPartition(topic, partition)
+        if self._producer.client.cluster.leader_for_partition(place) is None:
             for _ in range(METADATA_POLLS):
                 if partition in await self._producer.partitions_for(topic):
                     break
@@ -55,8 +56,7 @@ class LeasedProducer:
                 await asyncio.sleep(METADATA_POLL_S)
             else:
                 raise errors.UnknownTopicOrPartitionError(f"{topic}-{partition}")
-        future: asyncio.Future[RecordMetadata] = await self._producer.send_batch(batch, topic, partition=partition)
-        return future
+        return await queue_batch(self._producer, batch, place)
 
     async def force_close(self, spawn: Spawn) -> None:
         """Close without waiting for batches; whether those in flight are stored stays unknown."""

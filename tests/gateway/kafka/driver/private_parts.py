@@ -100,7 +100,8 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_send_request": "requests that the client has no method for",
     },
     "aiokafka.AIOKafkaProducer": {
-        "_message_accumulator": "closing by force: batches in flight fail",
+        "_message_accumulator": "batches are queued without `send_batch`'s checks; by force they are failed",
+        "_request_timeout_ms": "how long a batch waits for its predecessor",
         "_sender": "closing by force: its task is cancelled",
         "_txn_manager": "see TransactionManager",
     },

@@ -1,16 +1,19 @@
-"""Lost sockets, and connections of clients that are closed or cancelled while they connect."""
+"""Calls, lost sockets, and connections of clients that are closed or cancelled while they connect."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 
 import pytest
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import CorrelationIdError, KafkaConnectionError, RequestTimedOutError
 from aiokafka.protocol.metadata import MetadataRequest
 
+from gateway.embedded.broker import EmbeddedBroker
+from gateway.kafka.driver import wire
 from gateway.kafka.driver.broker_connection import BrokerConnection
 from gateway.kafka.driver.lifecycle import start_client
 
@@ -79,4 +82,58 @@ async def test_a_clients_first_connection_is_closed_when_its_bootstrap_is_cancel
     beginning.cancel()
     await asyncio.wait([beginning])
     assert not first.connected()
+    await client.close()
+
+
+async def called(client: AIOKafkaClient) -> tuple[BrokerConnection, asyncio.Future[object]]:
+    """Send an empty produce request; the future is its answer, or the error instead of one."""
+    (node,) = [broker.nodeId for broker in client.cluster.brokers()]
+    connection = await client._get_conn(node)
+    answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    connection.call(wire.produce_request([], 1000), answer.set_result)
+    return connection, answer
+
+
+async def test_a_call_is_answered(client: AIOKafkaClient) -> None:
+    connection, answer = await called(client)
+    assert not answer.done()
+    assert await asyncio.wait_for(answer, 60) == wire.Produced([])
+    assert connection.connected()
+
+
+async def test_a_call_ends_with_its_connection(client: AIOKafkaClient) -> None:
+    connection, answer = await called(client)
+    connection.close()
+    assert isinstance(answer.result(), KafkaConnectionError)
+    with pytest.raises(KafkaConnectionError):
+        connection.call(wire.produce_request([], 1000), answer.set_result)
+
+
+async def test_a_call_into_a_lost_socket_is_not_sent(client: AIOKafkaClient) -> None:
+    connection, answer = await called(client)
+    await asyncio.wait_for(answer, 60)
+    connection._writer.transport.abort()
+    await asyncio.sleep(0)  # the transport is closed, but the reader has not noticed yet
+    with pytest.raises(KafkaConnectionError):
+        connection.call(wire.produce_request([], 1000), answer.set_result)
+    assert not connection.connected()
+
+
+async def test_an_answer_to_another_request_ends_the_connection(client: AIOKafkaClient) -> None:
+    connection, answer = await called(client)
+    connection._handle_frame((999).to_bytes(4, "big") + b"\0\0\0\0")
+    assert isinstance(answer.result(), CorrelationIdError)
+    assert not connection.connected()
+
+
+async def test_a_call_without_an_answer_ends_in_time(
+    stoppable: EmbeddedBroker, frozen: Callable[[], AbstractContextManager[None]]
+) -> None:
+    client = AIOKafkaClient(bootstrap_servers=stoppable.bootstrap_servers, request_timeout_ms=500)
+    await start_client(client.bootstrap, client.close, asyncio.create_task)
+    await asyncio.wait_for((await called(client))[1], 60)  # it is connected
+    with frozen():
+        connection, answer = await called(client)
+        assert isinstance(await asyncio.wait_for(answer, 60), RequestTimedOutError)
+        assert not connection.connected()
     await client.close()

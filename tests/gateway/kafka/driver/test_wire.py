@@ -1,12 +1,16 @@
-"""Metadata in both versions: equal, except for the topic ids."""
+"""Metadata in both versions: equal, except for the topic ids. Produce requests: the bytes of aiokafka's."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import IncompatibleBrokerVersion
+from aiokafka.protocol.produce import ProduceRequest_v7, ProduceResponse_v7
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.brokers import Brokers
@@ -53,3 +57,32 @@ async def test_topics_have_ids_where_the_broker_tells_them(
 def test_a_broker_that_has_only_older_versions_of_a_request_is_too_old(request_: wire.EncodedRequest) -> None:
     with pytest.raises(IncompatibleBrokerVersion):
         request_.prepare({3: (0, 7), 55: (0, 0)})
+
+
+NAMES = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=20)
+NUMBERS = st.integers(0, 2**31 - 1)
+LONGS = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(batches=st.dictionaries(st.builds(TopicPartition, NAMES, NUMBERS), st.binary(max_size=50)), timeout=NUMBERS)
+def test_a_produce_request_is_aiokafkas_byte_for_byte(batches: dict[TopicPartition, bytes], timeout: int) -> None:
+    topics: dict[str, list[tuple[int, bytes]]] = {}
+    for (topic, number), batch in batches.items():
+        topics.setdefault(topic, []).append((number, batch))
+    ours = wire.produce_request(batches.items(), timeout)
+    theirs = ProduceRequest_v7(None, -1, timeout, list(topics.items()))
+    assert ours.encode() == theirs.encode()
+    assert (ours.API_KEY, ours.API_VERSION) == (theirs.API_KEY, theirs.API_VERSION)
+
+
+@given(
+    topics=st.lists(
+        st.tuples(NAMES, st.lists(st.tuples(NUMBERS, st.integers(-(2**15), 2**15 - 1), LONGS, LONGS, LONGS)))
+    )
+)
+def test_the_answer_to_a_produce_request_is_read_like_aiokafkas(topics: Any) -> None:
+    data = ProduceResponse_v7(topics, 0).encode()
+    ours = wire.produce_request([], 1).RESPONSE_TYPE.read(data)
+    theirs = ProduceResponse_v7.decode(data)
+    assert [(name, list(partitions)) for name, partitions in ours.topics] == theirs.topics
+    assert ours.API_VERSION == theirs.API_VERSION

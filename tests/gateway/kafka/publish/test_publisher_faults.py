@@ -309,6 +309,35 @@ async def test_what_may_be_stored_is_there_once_for_those_who_have_stayed(
     assert [record.value for record in (await read_topic(bootstrap, topic))[0]] == [b"first", b"theirs", b"ours"]
 
 
+@pytest.mark.parametrize("step", ["begin", "handle_response", "_connect", "_requeue"])
+async def test_a_bug_in_the_sender_costs_a_producer_and_no_record(
+    stoppable, own_topic, kit, read_topic, monkeypatch, step
+):
+    topic = await own_topic(1)
+    owner_of_step = getattr(ProduceRequest, step)
+
+    def broken(request, *arguments):
+        monkeypatch.setattr(ProduceRequest, step, owner_of_step)
+        raise RuntimeError("a bug")
+
+    async with kit(stoppable.bootstrap_servers) as k:
+        owner = k.recorder()
+        k.submit(Record(topic, b"k", b"first"), owner, "first")
+        await k.until(lambda: owner.fates)
+        monkeypatch.setattr(ProduceRequest, step, broken)
+        if step in ("_connect", "_requeue"):  # what comes after a lost connection
+            await stoppable.kill()
+            k.submit(Record(topic, b"k", b"second"), owner, "second")
+            await stoppable.start()
+        else:
+            k.submit(Record(topic, b"k", b"second"), owner, "second")
+        await k.until(lambda: "second" in owner.fates)
+        assert owner.outcomes() == dict.fromkeys(("first", "second"), Outcome.STORED)
+        assert k.publisher.statistics().producers == 2
+    values = [record.value for record in (await read_topic(stoppable.bootstrap_servers, topic))[0]]
+    assert list(dict.fromkeys(values)) == [b"first", b"second"]
+
+
 async def the_queue(k, topic):
     """The queue of the topic's only partition, when there is one."""
     await k.until(lambda: topic in k.publisher._writers)

@@ -22,6 +22,7 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 from gateway.config import AccessRule, BudgetConfig, SecurityConfig
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.net.http_server import HttpConnection
+from gateway.rest.server.direct_requests import DirectRequest
 from tests.gateway.rest.conftest import Gateway, read_topic, running_gateway
 from tests.support.frozen import freeze
 from tests.support.waiting import wait_until
@@ -219,6 +220,28 @@ async def test_an_answer_that_is_not_read_holds_back_the_next_request(gateway: G
     assert (await client.ask(request(topic))).startswith(b"HTTP/1.1 200 ")
     assert client.parsed == 3
     client.close()
+
+
+async def test_a_bug_with_one_request_does_not_affect_the_others(
+    gateway: Gateway, new_topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their records share an owner and a batch."""
+    topic = await new_topic(partitions=1)
+    clients = [await Client.connect(gateway, request(topic)) for _ in range(3)]
+    answer = DirectRequest.answer
+
+    def broken(direct: DirectRequest, body: bytes) -> None:
+        if direct.connection is clients[1].served:
+            raise RuntimeError("a bug")
+        answer(direct, body)
+
+    monkeypatch.setattr(DirectRequest, "answer", broken)
+    for client in clients:
+        client.served.data_received(request(topic))
+    heads = [(await client.answer()).partition(b"\r\n")[0] for client in clients]
+    assert heads == [b"HTTP/1.1 200 OK", b"HTTP/1.1 500 Internal Server Error", b"HTTP/1.1 200 OK"]
+    for client in clients:
+        client.close()
 
 
 async def test_refusals_are_the_same_and_nothing_stays_counted(bootstrap: str) -> None:
