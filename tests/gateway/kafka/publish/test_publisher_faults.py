@@ -311,7 +311,7 @@ async def test_what_may_be_stored_is_there_once_for_those_who_have_stayed(
 
 @pytest.mark.parametrize("step", ["begin", "handle_response", "_connect", "_requeue"])
 async def test_a_bug_in_the_sender_costs_a_producer_and_no_record(
-    stoppable, own_topic, kit, read_topic, monkeypatch, step
+    stoppable, own_topic, kit, read_topic, *, monkeypatch, step
 ):
     topic = await own_topic(1)
     owner_of_step = getattr(ProduceRequest, step)
