@@ -28,7 +28,7 @@ import json
 import logging
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from struct import Struct as Layout
 from typing import Any, Final
 from weakref import ref
@@ -47,7 +47,7 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest
 
 from gateway.kafka.driver.login import Login
 from gateway.kafka.driver.tokens import LoginError
-from gateway.kafka.driver.wire import EncodedRequest
+from gateway.kafka.driver.wire import FixedRequest
 from gateway.settings.values import ConfigError
 from gateway.spawn import start_contained
 
@@ -85,25 +85,28 @@ _probes: Final[dict[tuple[str, int], asyncio.Task[None]]] = {}
 
 
 class Call:
-    """A request whose answer is given to a callback. For aiokafka's connection it is the future of an answer."""
+    """A request whose answer is passed to a callback.
 
-    __slots__ = ("_connection", "_ended", "_timer")
+    It stands in `_requests` where aiokafka has a Future, and aiokafka calls `done`, `set_result` and `set_exception`.
+    """
 
-    def __init__(self, connection: BrokerConnection, ended: Callable[[Any], None]) -> None:
+    __slots__ = ("_callback", "_connection", "_timer")
+
+    def __init__(self, connection: BrokerConnection, callback: Callable[[Any], None]) -> None:
         self._connection = connection
-        self._ended: Callable[[Any], None] | None = ended
+        self._callback: Callable[[Any], None] | None = callback
         self._timer = connection._loop.call_later(connection._request_timeout, self._time_out)
 
     def done(self) -> bool:
-        """Whether `ended` was called."""
-        return self._ended is None
+        """Whether the callback was called."""
+        return self._callback is None
 
     def set_result(self, answer: Any) -> None:
-        """Call `ended`, with the answer or a KafkaError."""
+        """Call the callback, with the answer or a KafkaError."""
         self._timer.cancel()
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended(answer)
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback(answer)
 
     set_exception = set_result
 
@@ -278,24 +281,33 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
             self._requests[-1][2].add_done_callback(self._close_if_cancelled)
         return self._check_sasl_answer(answer) if isinstance(request, SaslAuthenticateRequest) else answer
 
-    def call(self, request: EncodedRequest, ended: Callable[[Any], None]) -> None:
-        """Send a request, and call `ended` once, later, with its answer or the KafkaError that has taken its place.
+    def call(
+        self,
+        request: FixedRequest,
+        body: Collection[bytes | bytearray],
+        callback: Callable[[Any], None],
+        check: Callable[[], None],
+    ) -> None:
+        """Send a request; later call `callback` once, with its answer or the KafkaError that it ended with.
+
+        `body` is in parts. `check` is called when the request is encoded, and raises KafkaError if it must not leave.
 
         Raises:
-            KafkaError: the request was not sent; `ended` will not be called.
+            KafkaError: the request was not sent, and the callback will not be called.
         """
         if self._writer is None:
             raise KafkaConnectionError(f"No connection to broker at {self.host}:{self.port}")
         request.prepare(self._versions)
-        number = self._next_correlation_id()
-        client, body = self._client_id.encode(), request.encode()
-        size = _HEADER.size - 4 + len(client) + len(body)
+        number, client = self._next_correlation_id(), self._client_id.encode()
+        size = _HEADER.size - _INT32.size + len(client) + sum(map(len, body))
         header = _HEADER.pack(size, request.API_KEY, request.API_VERSION, number, len(client))
+        message = b"".join((header, client, *body))
+        check()
         try:
-            self._writer.writelines((header, client, body))
+            self._writer.write(message)
         except (OSError, RuntimeError) as error:
             raise self._broken(error) from error
-        self._requests.append((number, request, Call(self, ended)))
+        self._requests.append((number, request, Call(self, callback)))
 
     def _close_if_cancelled(self, answer: asyncio.Future[Any]) -> None:
         if answer.cancelled():

@@ -42,8 +42,8 @@ _FETCH_PARTITION: Final = Layout(
 _FETCH_HEAD: Final = Layout(">iiiibii")  # replica, wait, least, most bytes, isolation, session, epoch
 _PARTITION: Final = Layout(">hiii")  # of Metadata: error, partition, leader, leader's epoch
 _PRODUCE_HEAD: Final = Layout(">hhii")  # transactional id (null), acks, timeout, number of topics
-_BATCH: Final = Layout(">ii")  # of Produce: partition, length of the batch
-_STORED: Final = Layout(">ihqqq")  # partition, error, first offset, time, start of the log
+_BATCH_HEAD: Final = Layout(">ii")  # of Produce: partition, length of the batch that follows
+_PRODUCED: Final = Layout(">ihqqq")  # partition, error, first offset, time, start of the log
 _QUORUM: Final = Layout(">ihiiq")  # of DescribeQuorum: partition, error, leader, its epoch, high watermark
 _VOTER: Final = Layout(">iqqq")  # of DescribeQuorum: node, end of its log, times of its last fetch and last full fetch
 _NULL_LENGTH: Final = b"\0"
@@ -72,7 +72,7 @@ class Metadata(NamedTuple):
 
 
 class Produced(NamedTuple):
-    """The answer to `produce_request`, in the shape of aiokafka's."""
+    """The answer to `PRODUCE`, in the shape of aiokafka's."""
 
     topics: Sequence[tuple[str, Sequence[tuple[int, ...]]]]
     """By topic: partition, error code, first offset, time of append (-1 with the records' own), start of the log."""
@@ -263,27 +263,33 @@ def _read_produced(data: bytes) -> Produced:
     for _ in range(count):
         topic, at = _read_text(data, at)
         (partitions,) = _INT32.unpack_from(data, at)
-        end = at + 4 + partitions * _STORED.size
-        topics.append((topic or "", tuple(_STORED.iter_unpack(memoryview(data)[at + 4 : end]))))
+        end = at + 4 + partitions * _PRODUCED.size
+        topics.append((topic or "", tuple(_PRODUCED.iter_unpack(_rows(data, at + 4, end)))))
         at = end
     return Produced(topics)
 
 
-class _ProduceRequest(EncodedRequest):
+class _ProduceRequest(FixedRequest):
     API_KEY = 0
     API_VERSION = 7
     RESPONSE_TYPE = Answer(_read_produced)
 
 
-def produce_request(batches: Iterable[tuple[TopicPartition, bytes | bytearray]], timeout_ms: int) -> EncodedRequest:
-    """Request to store batches, one for a partition, in all in-sync replicas. The answer is a `Produced`."""
+PRODUCE: Final = _ProduceRequest()
+"""Requests to store batches in all in-sync replicas, with a `produce_body`. The answer is a `Produced`."""
+
+
+def produce_body(
+    batches: Iterable[tuple[TopicPartition, bytes | bytearray]], timeout_ms: int
+) -> list[bytes | bytearray]:
+    """Return the parts of the body of a `PRODUCE` request; each partition has at most one batch."""
     topics: dict[str, list[bytes | bytearray]] = {}
     for (topic, number), batch in batches:
-        topics.setdefault(topic, []).extend((_BATCH.pack(number, len(batch)), batch))
+        topics.setdefault(topic, []).extend((_BATCH_HEAD.pack(number, len(batch)), batch))
     parts: list[bytes | bytearray] = [_PRODUCE_HEAD.pack(-1, _ALL, timeout_ms, len(topics))]
     for topic, named in topics.items():
         parts += (_text(topic), _INT32.pack(len(named) // 2), *named)
-    return _ProduceRequest(b"".join(parts))
+    return parts
 
 
 class _ListOffsetsRequest(EncodedRequest):
@@ -313,9 +319,15 @@ def read_offsets(data: bytes) -> Iterable[tuple[TopicPartition, int, int]]:
         topic, at = _read_text(data, at)
         (partitions,) = _INT32.unpack_from(data, at)
         end = at + 4 + partitions * _OFFSET.size
-        for number, error, _, offset in _OFFSET.iter_unpack(memoryview(data)[at + 4 : end]):
+        for number, error, _, offset in _OFFSET.iter_unpack(_rows(data, at + 4, end)):
             yield TopicPartition(topic, number), error, offset
         at = end
+
+
+def _rows(data: bytes, start: int, end: int) -> memoryview:
+    if not start <= end <= len(data):
+        raise ValueError("the answer ends before its last partition")
+    return memoryview(data)[start:end]
 
 
 def fetch_body(

@@ -140,7 +140,7 @@ class _Answers:
         self._storing.failed += len(tokens)
         status, message = ANSWERS[result.outcome].http, result.reason or result.outcome.value
         for request in tokens:
-            request.fail(RestError(status, message, headers=retry_after(status)))
+            failures.guard("request", request.fail, RestError(status, message, headers=retry_after(status)))
 
 
 class _DirectTicket(Results):

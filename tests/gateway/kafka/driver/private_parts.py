@@ -102,6 +102,7 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     "aiokafka.AIOKafkaProducer": {
         "_message_accumulator": "batches are queued without `send_batch`'s checks; by force they are failed",
         "_request_timeout_ms": "how long a batch waits for its predecessor",
+        "_max_request_size": "how many batches a request has room for",
         "_sender": "closing by force: its task is cancelled",
         "_txn_manager": "see TransactionManager",
     },

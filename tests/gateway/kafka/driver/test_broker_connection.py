@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
-from aiokafka.errors import CorrelationIdError, KafkaConnectionError, RequestTimedOutError
+from aiokafka.errors import CorrelationIdError, KafkaConnectionError, NodeNotReadyError, RequestTimedOutError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.embedded.broker import EmbeddedBroker
@@ -90,8 +90,12 @@ async def called(client: AIOKafkaClient) -> tuple[BrokerConnection, asyncio.Futu
     (node,) = [broker.nodeId for broker in client.cluster.brokers()]
     connection = await client._get_conn(node)
     answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    connection.call(wire.produce_request([], 1000), answer.set_result)
+    send(connection, answer)
     return connection, answer
+
+
+def send(connection: BrokerConnection, answer: asyncio.Future[object], check: Callable[[], None] = int) -> None:
+    connection.call(wire.PRODUCE, wire.produce_body([], 1000), answer.set_result, check)
 
 
 async def test_a_call_is_answered(client: AIOKafkaClient) -> None:
@@ -106,7 +110,7 @@ async def test_a_call_ends_with_its_connection(client: AIOKafkaClient) -> None:
     connection.close()
     assert isinstance(answer.result(), KafkaConnectionError)
     with pytest.raises(KafkaConnectionError):
-        connection.call(wire.produce_request([], 1000), answer.set_result)
+        send(connection, answer)
 
 
 async def test_a_call_into_a_lost_socket_is_not_sent(client: AIOKafkaClient) -> None:
@@ -115,8 +119,20 @@ async def test_a_call_into_a_lost_socket_is_not_sent(client: AIOKafkaClient) -> 
     connection._writer.transport.abort()
     await asyncio.sleep(0)  # the transport is closed, but the reader has not noticed yet
     with pytest.raises(KafkaConnectionError):
-        connection.call(wire.produce_request([], 1000), answer.set_result)
+        send(connection, answer)
     assert not connection.connected()
+
+
+async def test_what_must_not_leave_is_not_sent(client: AIOKafkaClient) -> None:
+    connection, answer = await called(client)
+
+    def check() -> None:
+        raise NodeNotReadyError
+
+    with pytest.raises(NodeNotReadyError):
+        send(connection, asyncio.get_running_loop().create_future(), check)
+    assert await asyncio.wait_for(answer, 60) == wire.Produced([])
+    assert not connection._requests
 
 
 async def test_an_answer_to_another_request_ends_the_connection(client: AIOKafkaClient) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import IncompatibleBrokerVersion
+from aiokafka.protocol.offset import OffsetResponse_v2
 from aiokafka.protocol.produce import ProduceRequest_v7, ProduceResponse_v7
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,10 +71,9 @@ def test_a_produce_request_is_aiokafkas_byte_for_byte(batches: dict[TopicPartiti
     topics: dict[str, list[tuple[int, bytes]]] = {}
     for (topic, number), batch in batches.items():
         topics.setdefault(topic, []).append((number, batch))
-    ours = wire.produce_request(batches.items(), timeout)
     theirs = ProduceRequest_v7(None, -1, timeout, list(topics.items()))
-    assert ours.encode() == theirs.encode()
-    assert (ours.API_KEY, ours.API_VERSION) == (theirs.API_KEY, theirs.API_VERSION)
+    assert b"".join(wire.produce_body(batches.items(), timeout)) == theirs.encode()
+    assert (wire.PRODUCE.API_KEY, wire.PRODUCE.API_VERSION) == (theirs.API_KEY, theirs.API_VERSION)
 
 
 @given(
@@ -82,7 +83,17 @@ def test_a_produce_request_is_aiokafkas_byte_for_byte(batches: dict[TopicPartiti
 )
 def test_the_answer_to_a_produce_request_is_read_like_aiokafkas(topics: Any) -> None:
     data = ProduceResponse_v7(topics, 0).encode()
-    ours = wire.produce_request([], 1).RESPONSE_TYPE.read(data)
+    ours = wire.PRODUCE.RESPONSE_TYPE.read(data)
     theirs = ProduceResponse_v7.decode(data)
     assert [(name, list(partitions)) for name, partitions in ours.topics] == theirs.topics
     assert ours.API_VERSION == theirs.API_VERSION
+
+
+@pytest.mark.parametrize("end", range(4, 72))
+def test_an_answer_that_was_cut_is_not_read(end: int) -> None:
+    produced = ProduceResponse_v7([("t", [(0, 0, 1, 2, 3), (1, 0, 1, 2, 3)])], 0).encode()
+    offsets = b"\0\0\0\0" + OffsetResponse_v2.SCHEMA.fields[1].encode([("t", [(0, 0, 1, 2), (1, 0, 1, 2)])])
+    with pytest.raises((ValueError, struct.error)):
+        wire.PRODUCE.RESPONSE_TYPE.read(produced[: min(end, len(produced) - 5)])
+    with pytest.raises((ValueError, struct.error)):
+        list(wire.read_offsets(offsets[: min(end + 4, len(offsets) - 1)]))

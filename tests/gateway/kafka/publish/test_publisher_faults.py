@@ -9,7 +9,7 @@ import pytest
 from gateway.config import BudgetConfig
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
-from gateway.kafka.driver.produce_requests import ProduceRequest
+from gateway.kafka.driver.produce_requests import InFlight
 from mapping.outcomes import Outcome
 from mapping.record import Record
 
@@ -215,7 +215,7 @@ async def test_memory_is_bounded_while_kafka_is_frozen(stoppable, own_topic, fro
         assert set(owner.outcomes().values()) == {Outcome.STORED}
 
 
-@pytest.fixture(params=[(ProduceRequest, "begin"), (wire, "produce_request")], ids=["when-taken", "at-the-socket"])
+@pytest.fixture(params=[(InFlight, "begin"), (wire, "produce_body")], ids=["when-taken", "at-the-socket"])
 def stop_at(request, monkeypatch):
     """Stops a clock (a list) where the sender has taken a batch from its queue, or where its request is encoded."""
     owner, name = request.param
@@ -314,17 +314,17 @@ async def test_a_bug_in_the_sender_costs_a_producer_and_no_record(
     stoppable, own_topic, kit, read_topic, *, monkeypatch, step
 ):
     topic = await own_topic(1)
-    owner_of_step = getattr(ProduceRequest, step)
+    owner_of_step = getattr(InFlight, step)
 
     def broken(request, *arguments):
-        monkeypatch.setattr(ProduceRequest, step, owner_of_step)
+        monkeypatch.setattr(InFlight, step, owner_of_step)
         raise RuntimeError("a bug")
 
     async with kit(stoppable.bootstrap_servers) as k:
         owner = k.recorder()
         k.submit(Record(topic, b"k", b"first"), owner, "first")
         await k.until(lambda: owner.fates)
-        monkeypatch.setattr(ProduceRequest, step, broken)
+        monkeypatch.setattr(InFlight, step, broken)
         if step in ("_connect", "_requeue"):  # what comes after a lost connection
             await stoppable.kill()
             k.submit(Record(topic, b"k", b"second"), owner, "second")
@@ -336,6 +336,66 @@ async def test_a_bug_in_the_sender_costs_a_producer_and_no_record(
         assert k.publisher.statistics().producers == 2
     values = [record.value for record in (await read_topic(stoppable.bootstrap_servers, topic))[0]]
     assert list(dict.fromkeys(values)) == [b"first", b"second"]
+
+
+async def test_what_is_withdrawn_while_the_sender_connects_is_not_sent(
+    stoppable, own_topic, kit, read_topic, monkeypatch
+):
+    topic = await own_topic(1)
+    connect = InFlight._connect
+    connecting, may_connect = asyncio.Event(), asyncio.Event()
+
+    async def connect_later(request):
+        connecting.set()
+        await may_connect.wait()
+        await connect(request)
+
+    async with kit(stoppable.bootstrap_servers) as k:
+        theirs, ours = k.recorder(), k.recorder()
+        k.submit(Record(topic, b"k", b"first"), ours, "first")
+        await k.until(lambda: ours.fates)
+        k.publisher.fence.guard(5.0, "table")
+        monkeypatch.setattr(InFlight, "_connect", connect_later)
+        await stoppable.kill()
+        k.submit(Record(topic, b"k", b"theirs"), theirs, "theirs")
+        await asyncio.wait_for(connecting.wait(), 60)
+        k.slept[0] += 60
+        k.publisher.fence.now()
+        k.publisher.withdraw(theirs)
+        k.publisher.fence.open()
+        await stoppable.start()
+        may_connect.set()
+        await k.until(lambda: theirs.fates)
+        k.submit(Record(topic, b"k", b"ours"), ours, "ours")
+        await k.until(lambda: "ours" in ours.fates)
+        assert theirs.outcomes() == {"theirs": Outcome.BUSY}
+        k.publisher.fence.stop_guarding()
+    values = [record.value for record in (await read_topic(stoppable.bootstrap_servers, topic))[0]]
+    assert values == [b"first", b"ours"]
+
+
+async def test_a_request_is_not_larger_than_allowed(bootstrap, new_topic, kit, read_topic, monkeypatch):
+    """A broker would close the connection of a request that is too large for it, every time."""
+    topic = await new_topic(partitions=8)
+    sizes = []
+    encode = wire.produce_body
+
+    def noted(batches, timeout_ms):
+        body = encode(batches, timeout_ms)
+        sizes.append(sum(map(len, body)))
+        return body
+
+    monkeypatch.setattr(wire, "produce_body", noted)
+    async with kit(bootstrap, max_request_bytes=100_000) as k:
+        await k.publisher.topic(topic)
+        owner = k.recorder()
+        for number in range(40):
+            k.submit(Record(topic, b"k", b"%2d" % number * 20_000, (), None, number % 8), owner, number)
+        await k.until(lambda: len(owner.fates) == 40)
+        assert set(owner.outcomes().values()) == {Outcome.STORED}
+    assert 80_000 < max(sizes) < 101_000
+    for partition, records in (await read_topic(bootstrap, topic)).items():
+        assert [int(record.value[:2]) for record in records] == list(range(partition, 40, 8))
 
 
 async def the_queue(k, topic):
