@@ -36,7 +36,7 @@ class WrittenBatch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no t
         self.close()
 
     def void(self) -> None:
-        """Make the batch empty: aiokafka's sender drops an empty batch instead of sending it (again)."""
+        """Make the batch empty: an empty batch is dropped instead of sent (again)."""
         self._relative_offset = 0
 
     def attempt_failed(self, may_be_stored: bool) -> None:

@@ -118,7 +118,7 @@ async def force_close(producer: AIOKafkaProducer, spawn: Spawn) -> None:
         sender.cancel()
         await producer.client.close()
         await asyncio.wait({sender}, timeout=SENDER_S)
-        end_update(producer.client)  # produce tasks wait for it
+        end_update(producer.client)  # failed requests wait for it
         await asyncio.wait({sender}, timeout=SENDER_S)
         accumulator = producer._message_accumulator
         for queued in accumulator._batches.values():

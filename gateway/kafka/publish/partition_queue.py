@@ -2,7 +2,7 @@
 
 A partition queue keeps an open batch, full batches that wait, and one in flight. The open batch fills while its
 predecessor is in flight, so batches grow with the load and need no timer. A single batch in flight keeps the order
-without further means, and `send_batch` never waits for another batch while its own timeout runs.
+without further means, and no batch waits for another one in aiokafka while its own timeout runs.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pwdlib.hashers.argon2 import Argon2Hasher
@@ -240,6 +241,32 @@ async def test_a_bug_with_one_request_does_not_affect_the_others(
         client.served.data_received(request(topic))
     heads = [(await client.answer()).partition(b"\r\n")[0] for client in clients]
     assert heads == [b"HTTP/1.1 200 OK", b"HTTP/1.1 500 Internal Server Error", b"HTTP/1.1 200 OK"]
+    for client in clients:
+        client.close()
+
+
+async def test_a_bug_with_one_failed_request_does_not_affect_the_others(
+    gateway: Gateway, new_topic: Any, admin: AIOKafkaAdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when Kafka has refused their batch."""
+    topic = await new_topic(partitions=1)
+    clients = [await Client.connect(gateway, request(topic)) for _ in range(3)]
+    served = [client.served for client in clients]
+    fail, failed = DirectRequest.fail, []
+
+    def broken(direct: DirectRequest, error: Exception) -> None:
+        failed.append(direct)
+        if direct.connection is served[1]:
+            raise RuntimeError("a bug")
+        fail(direct, error)
+
+    monkeypatch.setattr(DirectRequest, "fail", broken)
+    await admin.delete_topics([topic])
+    for client in clients:
+        client.served.data_received(request(topic))
+    heads = [(await clients[number].answer()).partition(b"\r\n")[0] for number in (0, 2)]
+    assert heads == [b"HTTP/1.1 404 Not Found"] * 2
+    assert len(failed) == 3
     for client in clients:
         client.close()
 
