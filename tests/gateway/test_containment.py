@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -286,13 +287,15 @@ async def test_a_bug_closes_a_connection_with_its_protocols_internal_error(fault
         assert await sender.end() == "amqp:internal-error", place
 
     async with aiohttp.ClientSession(f"http://{faulty.addresses['http']}") as http:
-        body = json.dumps({"records": [{"value": 1}]})
-        for fails in (True, False, True):  # the third request skips aiohttp: its header is cached by then
-            if fails:
-                await faulty.order("break gateway.rest.produce.tickets:Results.settle")
+        # A request after one that was answered with 200 skips aiohttp: its header is cached by then.
+        places = ("Results.settle", "_Answers.settle", "DirectRequest.answer", "Results.settle")
+        for broken in itertools.chain.from_iterable((place, None) for place in places):
+            if broken is not None:
+                await faulty.order(f"break gateway.rest.produce.requests:{broken}")
+            body = json.dumps({"records": [{"value": 1}] * (2 if broken == "Results.settle" else 1)})
             async with http.post(f"/topics/{topic}", data=body, headers={"Content-Type": JSON}) as response:
-                assert response.status == (500 if fails else 200)
-                assert ("error_code" in await response.json(content_type=None)) == fails
+                assert response.status == (200 if broken is None else 500)
+                assert ("error_code" in await response.json(content_type=None)) == (broken is not None)
         await faulty.order("break gateway.rest.server.request_login:RequestLogin.authenticate")
         async with http.get("/v3/clusters") as response:
             assert response.status == 500

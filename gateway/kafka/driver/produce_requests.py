@@ -25,6 +25,7 @@ from gateway.failures import failures
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.batch_builder import WrittenBatch
 from gateway.kafka.driver.broker_connection import BrokerConnection
+from gateway.spawn import start_contained
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +71,10 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
                 # one request: without this turn, requests had half the partitions each, and twice the latency.
                 await asyncio.sleep(0)
         except asyncio.CancelledError:  # by aiokafka, which awaits this end
+            self.is_over = True
             while self._tasks:
                 await asyncio.wait(self._tasks)
+            return
         except errors.KafkaError:
             raise
         except Exception as error:
@@ -100,14 +103,14 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
         if self.is_over:
             work.close()
             return
-        task = asyncio.get_running_loop().create_task(work)
+        task = start_contained(self._guarded(work), "producer")
         self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
+        task.add_done_callback(self._tasks.discard)
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception):
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
             self.end_with(error)
 
     def end_with(self, bug: Exception) -> None:

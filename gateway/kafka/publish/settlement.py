@@ -98,7 +98,7 @@ class Settlement:
             failures.report("session", error, f"{type(owner).__name__}: {len(tokens)} tokens not settled")
             broken = getattr(owner, "broken", None)
             if broken is not None:
-                failures.guard("session", broken, error)
+                failures.guard("session", broken, error, tokens)
 
     def statistics(self, in_flight: tuple[int, int], producers: int) -> Statistics:
         """Return the statistics. `in_flight` is records and bytes, `producers` how many were started."""

@@ -224,7 +224,7 @@ class Incoming:
                     return
         self._settled((tokens, result))
 
-    def broken(self, error: Exception) -> None:
+    def broken(self, error: Exception, _tokens: Sequence[Any] = ()) -> None:
         """End the connection after a bug in `settle` or `_answer_all`.
 
         The client then sends unacknowledged messages again.

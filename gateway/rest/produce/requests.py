@@ -142,6 +142,11 @@ class _Answers:
         for request in tokens:
             failures.guard("request", request.fail, RestError(status, message, headers=retry_after(status)))
 
+    def broken(self, error: Exception, tokens: Sequence[DirectRequest]) -> None:
+        """Fail the requests after a bug in `settle` (`contracts.Owner`)."""
+        for request in tokens:
+            failures.guard("request", request.fail, error)
+
 
 class _DirectTicket(Results):
     """The records of a request that is served directly."""
@@ -162,7 +167,7 @@ class _DirectTicket(Results):
         else:
             self._request.answer(body)
 
-    def broken(self, error: Exception) -> None:
+    def broken(self, error: Exception, _tokens: Sequence[Any]) -> None:
         """Fail the request after a bug in `settle` (`contracts.Owner`)."""
         self._request.fail(error)
 

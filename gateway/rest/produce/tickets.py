@@ -83,7 +83,7 @@ class Ticket(Results):
         if not self.done.done():  # it is cancelled if the client has disconnected
             self.done.set_result(None)
 
-    def broken(self, error: Exception) -> None:
+    def broken(self, error: Exception, _tokens: Sequence[Any]) -> None:
         """Fail the request after a bug in `settle` (`contracts.Owner`)."""
         if not self.done.done():
             self.done.set_exception(error)
