@@ -48,7 +48,7 @@ class Kind(NamedTuple):
 KINDS: Final = tuple(
     Kind(name, records, connections)
     for name, records in (("GET", 0), ("POST of one record", 1), (f"POST of {BATCH} records", BATCH))
-    for connections in (1, 16)
+    for connections in (1, 16, 64)
 )
 
 
