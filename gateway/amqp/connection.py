@@ -177,7 +177,7 @@ class AmqpConnection(AttachingPeer):
         if self.alive:
             self.pump.flush()
 
-    def broken(self, error: Exception, _tokens: Sequence[Any] = ()) -> None:
+    def broken(self, error: Exception, _tokens: Sequence[Any]) -> None:
         """Close the connection after a bug in `settle`: the peer then knows that unsettled messages are in doubt."""
         self.pump.give_up()
 

@@ -92,11 +92,12 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
         """
         size = 0
         for place, batch in tuple(batches.items()):
-            size += len(batch.get_data_buffer())
-            if size > self._limit and len(batches) > 1:
-                size -= len(batch.get_data_buffer())
+            more = len(batch.get_data_buffer())
+            if size and size + more > self._limit:
                 del batches[place]
                 self._message_accumulator.reenqueue(batch)
+            else:
+                size += more
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a task for a request, unless the sender has ended: then its batches fail with all others."""

@@ -46,7 +46,7 @@ class LeasedProducer:
             KafkaError: the batch was not handed over.
         """
         # A new partition may not be in the producer's metadata yet, and a re-created topic may have fewer partitions,
-        # which `Topics.confirm` finds out.
+        # which `Topics.confirm` finds out. One without a leader now (-1) is known.
         place = TopicPartition(topic, partition)
         if self._producer.client.cluster.leader_for_partition(place) is None:
             for _ in range(METADATA_POLLS):

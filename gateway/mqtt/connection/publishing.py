@@ -224,7 +224,7 @@ class Incoming:
                     return
         self._settled((tokens, result))
 
-    def broken(self, error: Exception, _tokens: Sequence[Any] = ()) -> None:
+    def broken(self, error: Exception, _tokens: Sequence[Any]) -> None:
         """End the connection after a bug in `settle` or `_answer_all`.
 
         The client then sends unacknowledged messages again.
@@ -253,7 +253,7 @@ class Incoming:
             self.answer()
         except Exception as error:
             failures.report("session", error)
-            self.broken(error)
+            self.broken(error, ())
 
     def answer(self) -> None:
         """Send the acknowledgements that are due immediately, if the connection is open."""

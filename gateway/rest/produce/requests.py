@@ -21,7 +21,16 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.net.http_server import HttpConnection
 from gateway.rest.produce.idempotency import KEY_FIELD, KeyedRequests, request_key
-from gateway.rest.produce.tickets import Results, check_place, denied_key, raise_common_failure, store, submit_allowed
+from gateway.rest.produce.tickets import (
+    Results,
+    check_place,
+    denied_key,
+    error_of,
+    failure_of,
+    raise_common_failure,
+    store,
+    submit_allowed,
+)
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.call import Call
 from gateway.rest.server.direct_requests import DirectRequest
@@ -30,12 +39,12 @@ from gateway.rest.server.overload import OverloadGuard, ProduceSlot
 from gateway.rest.server.request_login import forbidden
 from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
-from mapping.outcomes import ANSWERS, Outcome
+from mapping.outcomes import Outcome
 from mapping.record import GW_CLIENT, GW_PROTOCOL, Headers, Record
 from mapping.rest.events import event_record
 from mapping.rest.incoming import PROTOCOL, to_records, trace_headers
 from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from_fields, from_json
-from protocols.rest.errors import RestError, retry_after, unprocessable
+from protocols.rest.errors import RestError, unprocessable
 from protocols.rest.media import Format, produce_format
 from protocols.rest.responses import Stored, encode_results
 
@@ -138,9 +147,9 @@ class _Answers:
                     failures.guard("request", request.fail, error)
             return
         self._storing.failed += len(tokens)
-        status, message = ANSWERS[result.outcome].http, result.reason or result.outcome.value
+        failure = failure_of(result)
         for request in tokens:
-            failures.guard("request", request.fail, RestError(status, message, headers=retry_after(status)))
+            failures.guard("request", request.fail, error_of(failure))
 
     def broken(self, error: Exception, tokens: Sequence[DirectRequest]) -> None:
         """Fail the requests after a bug in `settle` (`contracts.Owner`)."""

@@ -20,7 +20,8 @@ from aiohttp import web
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
-from mapping.outcomes import ANSWERS, Outcome
+from gateway.rest.produce.tickets import failure_of
+from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.rest.errors import RestError
 from protocols.rest.responses import ErrorBody, encode
@@ -100,8 +101,8 @@ class Upload(abc.ABC):
             made = self.stored(tokens, result.partition, offsets)
         else:
             self.failures += len(tokens)
-            status, reason = ANSWERS[result.outcome].http, result.reason or result.outcome.value
-            made = [self.failed(token, status, reason) for token in tokens]
+            failure = failure_of(result)
+            made = [self.failed(token, failure.error_code, failure.message) for token in tokens]
         if tokens[-1] - tokens[0] == len(tokens) - 1:  # consecutive, as with a single partition
             reports[tokens[0] - first : tokens[-1] - first + 1] = made
         else:

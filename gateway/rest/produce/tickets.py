@@ -44,7 +44,7 @@ class Results:
             for index, offset in zip(tokens, offsets, strict=True):
                 results[index] = Stored(partition, offset)
         else:
-            error = ErrorBody(ANSWERS[result.outcome].http, result.reason or result.outcome.value)
+            error = failure_of(result)
             for index in tokens:
                 results[index] = error
             self.failed += len(tokens)
@@ -92,6 +92,16 @@ class Ticket(Results):
 _PENDING: Final = ErrorBody(_STATUS_BUSY, "pending")
 
 
+def failure_of(result: Result) -> ErrorBody:
+    """Return the error of records that were not stored."""
+    return ErrorBody(ANSWERS[result.outcome].http, result.reason or result.outcome.value)
+
+
+def error_of(failure: ErrorBody) -> RestError:
+    """Return the error of a request all of whose records have this one."""
+    return RestError(failure.error_code, failure.message, headers=retry_after(failure.error_code))
+
+
 def common_failure(ticket: Results) -> RestError | None:
     """Return the request's error if all records failed with the same status, else None."""
     first = ticket.results[0]
@@ -100,7 +110,7 @@ def common_failure(ticket: Results) -> RestError | None:
     status = first.error_code
     if any(isinstance(result, ErrorBody) and result.error_code != status for result in ticket.results):
         return None
-    return RestError(status, first.message, headers=retry_after(status))
+    return error_of(first)
 
 
 def raise_common_failure(ticket: Results) -> None:

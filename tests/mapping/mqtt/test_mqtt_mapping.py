@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from mapping.rules import Rules
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Version
 from protocols.mqtt.properties import NONE, Properties
+from tests.support.counted_list import CountedList
 
 RULES = Rules()
 NOW = 1_700_000_000_000
@@ -182,22 +182,10 @@ def test_the_topics_of_a_connection_are_remembered_up_to_so_many_bytes() -> None
 
 
 def test_a_run_takes_only_the_events_from_its_start_on() -> None:
-    class Events(list[Publish]):
-        taken = 0
-
-        def __getitem__(self, position: Any) -> Any:
-            self.taken += 1
-            return super().__getitem__(position)
-
-        def __iter__(self) -> Iterator[Publish]:
-            for event in super().__iter__():
-                self.taken += 1
-                yield event
-
     inbound = Inbound(Rules(), Version.V5, "c")
     inbound.to_record("a", b"", 0, False, None, 0)
     inbound.admit("a")
-    events = Events(Publish("a", b"", retain=bool(number % 2)) for number in range(1000))
+    events = CountedList(Publish("a", b"", retain=bool(number % 2)) for number in range(1000))
     for start in range(0, 1000, 2):  # each run ends before a retained message
         assert len(inbound.to_records(events, start, 0)[0]) == 1
     assert events.taken == 1000

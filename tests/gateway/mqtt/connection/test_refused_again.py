@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import paho.mqtt.client as paho
@@ -15,6 +15,7 @@ from gateway.mqtt.connection.publishing import Incoming
 from gateway.mqtt.connection.refused_again import REFUSED_TOPIC, REMEMBERED, RefusedAgain
 from gateway.mqtt.counters import Counters
 from protocols.mqtt.packets import Publish, Pubrel
+from tests.support.counted_list import CountedList
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.waiting import wait_until
@@ -93,21 +94,9 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_the_refused_message_is_looked_for_once_in_each_event() -> None:
-    class Events(list[Any]):
-        taken = 0
-
-        def __getitem__(self, position: Any) -> Any:
-            self.taken += 1
-            return super().__getitem__(position)
-
-        def __iter__(self) -> Iterator[Any]:
-            for event in super().__iter__():
-                self.taken += 1
-                yield event
-
     incoming = Incoming.__new__(Incoming)
     incoming._refused_id, incoming._resent = 9, None
-    events = Events(one for _ in range(500) for one in (Publish("a", b""), Pubrel(1)))
+    events = CountedList(one for _ in range(500) for one in (Publish("a", b""), Pubrel(1)))
     for position in range(0, 1000, 2):  # as `publish` is called: once for each run of publishes
         incoming._find_refused(events, position)
     assert events.taken == 1000
