@@ -120,34 +120,82 @@ make_record(Message *message)
     return record;
 }
 
-static PyObject *
-to_record(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
+/* Check the arguments `destination` and `now_ms`, and take the time. Returns -1 with an exception. */
+static int
+take_arguments(PyObject *to, PyObject *now_ms, int64_t *now)
 {
-    if (given != 3 || !PyBytes_CheckExact(arguments[0]) || (PyObject *)Py_TYPE(arguments[1]) != py.destination) {
+    if ((PyObject *)Py_TYPE(to) != py.destination) {
         PyErr_SetString(PyExc_TypeError, "to_record(data: bytes, destination: Destination, now_ms: int)");
+        return -1;
+    }
+    if (!PyTuple_CheckExact(field(to, fields_at.headers)) || !PyBytes_Check(field(to, fields_at.address))) {
+        PyErr_SetString(PyExc_TypeError, "a destination's headers are a tuple, its address is bytes");
+        return -1;
+    }
+    int overflow;
+    *now = PyLong_AsLongLongAndOverflow(now_ms, &overflow);
+    return *now == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Map one message; `now` is `now_ms`, or -1 when that is too large. */
+static PyObject *
+map_message(PyObject *data, PyObject *to, PyObject *now_ms, int64_t now)
+{
+    if (!PyBytes_CheckExact(data)) {
+        PyErr_SetString(PyExc_TypeError, "a message is bytes");
         return NULL;
     }
     Message message; /* `headers` is not set: that would take longer than all else */
     memset(&message, 0, offsetof(Message, headers));
-    message.data = arguments[0];
-    message.to = arguments[1];
-    if (!PyTuple_CheckExact(field(message.to, fields_at.headers)) || !PyBytes_Check(field(message.to, fields_at.address))) {
-        PyErr_SetString(PyExc_TypeError, "a destination's headers are a tuple, its address is bytes");
-        return NULL;
-    }
-    int overflow;
-    message.now = PyLong_AsLongLongAndOverflow(arguments[2], &overflow);
-    if (message.now == -1 && PyErr_Occurred()) {
-        return NULL;
-    }
-    Verdict verdict = message.now >= 0 && message.now < NOW_LIMIT ? take_message(&message) : LEFT;
+    message.data = data;
+    message.to = to;
+    message.now = now;
+    Verdict verdict = now >= 0 && now < NOW_LIMIT ? take_message(&message) : LEFT;
     PyObject *record = verdict == TAKEN ? make_record(&message) : NULL;
     for (Py_ssize_t index = 0; index < message.count; index++) {
         Py_DECREF(message.headers[index]);
     }
     Py_XDECREF(message.key);
     Py_XDECREF(message.value);
-    return verdict == LEFT ? PyObject_Vectorcall(py.to_record, arguments, 3, NULL) : record;
+    return verdict == LEFT ? PyObject_CallFunctionObjArgs(py.to_record, data, to, now_ms, NULL) : record;
+}
+
+static PyObject *
+to_record(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
+{
+    int64_t now;
+    if (check_count("to_record", given, 3) < 0 || take_arguments(arguments[1], arguments[2], &now) < 0) {
+        return NULL;
+    }
+    return map_message(arguments[0], arguments[1], arguments[2], now);
+}
+
+static PyObject *
+to_records(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
+{
+    int64_t now;
+    if (check_count("to_records", given, 5) < 0 || take_arguments(arguments[2], arguments[3], &now) < 0) {
+        return NULL;
+    }
+    PyObject *messages = arguments[0], *records = arguments[4];
+    Py_ssize_t index = PyLong_AsSsize_t(arguments[1]);
+    if (index < 0 || !PyList_Check(messages) || !PyList_Check(records)) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "a list of messages, the first one's index, and a list to append to");
+        }
+        return NULL;
+    }
+    for (; index < PyList_GET_SIZE(messages); index++) {
+        PyObject *data = Py_NewRef(PyList_GET_ITEM(messages, index)); /* the reference may run any code */
+        PyObject *record = map_message(data, arguments[2], arguments[3], now);
+        Py_DECREF(data);
+        int failed = !record || PyList_Append(records, record) < 0;
+        Py_XDECREF(record);
+        if (failed) {
+            return NULL;
+        }
+    }
+    Py_RETURN_NONE;
 }
 
 /* Module */
@@ -199,6 +247,7 @@ set_up(PyObject *Py_UNUSED(module))
 
 static PyMethodDef functions[] = {
     {"to_record", (PyCFunction)(void (*)(void))to_record, METH_FASTCALL, PyDoc_STR("See incoming.py.")},
+    {"to_records", (PyCFunction)(void (*)(void))to_records, METH_FASTCALL, PyDoc_STR("See incoming.py.")},
     {"from_records", (PyCFunction)(void (*)(void))from_records, METH_FASTCALL, PyDoc_STR("See outgoing.py.")},
     {NULL, NULL, 0, NULL},
 };

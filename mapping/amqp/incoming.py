@@ -12,6 +12,7 @@ bytes give the same record, and the time is an argument.
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 from mapping.amqp import body as amqp_body
@@ -49,7 +50,7 @@ from protocols.amqp.sections import (
     scan,
 )
 
-__all__ = ["Destination", "Unmappable", "gateway_headers", "recipient", "to_record"]
+__all__ = ["Destination", "Unmappable", "gateway_headers", "recipient", "to_record", "to_records"]
 
 PROTOCOL: Final = b"amqp10"
 CREATION_WINDOW_MS: Final = 24 * 3600 * 1000
@@ -72,6 +73,18 @@ def to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
         return _to_record(data, destination, now_ms)
     except DecodeError as error:
         raise Unmappable(Outcome.UNFIT, str(error)) from None
+
+
+def to_records(
+    messages: list[bytes], first: int, destination: Destination, now_ms: int, records: list[Record], /
+) -> None:
+    """Map the messages from index `first` on, as `to_record` does, and append them to `records`.
+
+    Raises:
+        Unmappable: the message after those appended cannot be mapped.
+    """
+    rest = itertools.islice(messages, first, None)
+    records.extend(to_record(data, destination, now_ms) for data in rest)  # keeps those before an error
 
 
 def recipient(data: bytes) -> str | None:

@@ -261,9 +261,12 @@ append_records(RecordBuffer *self, PyObject *const *arguments, Py_ssize_t given)
     Py_ssize_t count = 0, size = 0, written = 1;
     while (written > 0 && start + count < PyList_GET_SIZE(arguments[1]) && (count == 0 || size < most)) {
         PyObject *record = Py_NewRef(PyList_GET_ITEM(arguments[1], start + count));
-        written = is_record(record) ? write_record(self, arguments[0], field(record, of_record.key),
-                                                   field(record, of_record.value), field(record, of_record.headers))
-                                    : -1;
+        written = -1;
+        if (is_record(record)) {
+            PyObject *own = field(record, of_record.timestamp);
+            written = write_record(self, own == Py_None ? arguments[0] : own, field(record, of_record.key),
+                                   field(record, of_record.value), field(record, of_record.headers));
+        }
         Py_DECREF(record);
         if (written > 0) {
             count++;
@@ -399,24 +402,41 @@ add_to_part(PyObject *parts, long number, PyObject *record, PyObject *token)
                : 0;
 }
 
-/* Return the partition of a record of `topic` that has no partition and no timestamp of its own; `keyless` if it has no
-   key. -1 means that it is another kind of record or its partition is not chosen yet, -2 an error. */
+/* `Accepted` in murmur2.py, and the topic. */
+typedef struct {
+    PyObject *topic;
+    long partitions, keyless;
+    long long oldest, latest;
+} Group;
+
+/* Return the partition of a record of the group; -1 means that it is none, -2 an error. */
 static long
-find_partition(PyObject *record, PyObject *topic, long partitions, long keyless)
+find_partition(PyObject *record, const Group *group)
 {
     if (!is_record(record)) {
         return -2;
     }
     PyObject *own = field(record, of_record.topic), *key = field(record, of_record.key);
-    int usual = own == topic ? 1 : PyObject_RichCompareBool(own, topic, Py_EQ);
-    if (usual <= 0 || field(record, of_record.partition) != Py_None || field(record, of_record.timestamp) != Py_None) {
+    PyObject *stamp = field(record, of_record.timestamp);
+    int usual = own == group->topic ? 1 : PyObject_RichCompareBool(own, group->topic, Py_EQ);
+    if (usual <= 0 || field(record, of_record.partition) != Py_None) {
         return usual < 0 ? -2 : -1;
     }
+    if (stamp != Py_None) {
+        int overflow;
+        long long timestamp = PyLong_AsLongLongAndOverflow(stamp, &overflow);
+        if (timestamp == -1 && PyErr_Occurred()) {
+            return -2;
+        }
+        if (overflow || timestamp < group->oldest || timestamp > group->latest) {
+            return -1;
+        }
+    }
     if (key == Py_None || !PyBytes_Check(key)) {
-        return key == Py_None ? keyless : -1;
+        return key == Py_None ? group->keyless : -1;
     }
     const unsigned char *data = (const unsigned char *)PyBytes_AS_STRING(key);
-    return (long)(murmur2(data, PyBytes_GET_SIZE(key)) & 0x7fffffff) % partitions;
+    return (long)(murmur2(data, PyBytes_GET_SIZE(key)) & 0x7fffffff) % group->partitions;
 }
 
 static PyObject *
@@ -424,23 +444,23 @@ by_partition(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     PyObject *records, *tokens;
     Py_ssize_t position;
-    long partitions, keyless;
-    if (!PyArg_ParseTuple(arguments, "O!O!nll:by_partition", &PyList_Type, &records, &PyList_Type, &tokens, &position,
-                          &partitions, &keyless)) {
+    Group group;
+    if (!PyArg_ParseTuple(arguments, "O!O!n(llLL):by_partition", &PyList_Type, &records, &PyList_Type, &tokens, &position,
+                          &group.partitions, &group.keyless, &group.oldest, &group.latest)) {
         return NULL;
     }
-    if (position < 0 || position >= PyList_GET_SIZE(records) || partitions <= 0 || keyless < -1) {
+    if (position < 0 || position >= PyList_GET_SIZE(records) || group.partitions <= 0 || group.keyless < -1) {
         PyErr_SetString(PyExc_ValueError, "a position in the records, and a topic's partitions");
         return NULL;
     }
     PyObject *parts = PyDict_New();
     PyObject *first = PyList_GET_ITEM(records, position);
-    PyObject *topic = parts && is_record(first) ? Py_NewRef(field(first, of_record.topic)) : NULL;
-    int failed = topic ? 0 : -1;
+    group.topic = parts && is_record(first) ? Py_NewRef(field(first, of_record.topic)) : NULL;
+    int failed = group.topic ? 0 : -1;
     while (!failed && position < PyList_GET_SIZE(records) && position < PyList_GET_SIZE(tokens)) {
         PyObject *record = Py_NewRef(PyList_GET_ITEM(records, position));
         PyObject *token = Py_NewRef(PyList_GET_ITEM(tokens, position)); /* comparing topics may change the lists */
-        long number = find_partition(record, topic, partitions, keyless);
+        long number = find_partition(record, &group);
         if (number >= 0) {
             failed = add_to_part(parts, number, record, token);
             position++;
@@ -453,7 +473,7 @@ by_partition(PyObject *Py_UNUSED(module), PyObject *arguments)
         }
     }
     PyObject *result = failed ? NULL : Py_BuildValue("nO", position, parts);
-    Py_XDECREF(topic);
+    Py_XDECREF(group.topic);
     Py_XDECREF(parts);
     return result;
 }

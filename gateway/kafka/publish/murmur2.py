@@ -7,13 +7,22 @@ client's results. `gateway.kafka.publish.partitioner` prefers `_native.c`, which
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mapping.record import Record
 
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
+
+
+class Accepted(NamedTuple):
+    """What a topic accepts in a run of records."""
+
+    partitions: int  # the number of its partitions
+    keyless: int  # the partition of records without a key; -1 if it is not chosen yet
+    oldest: int  # the earliest timestamp, in milliseconds
+    latest: int
 
 
 def murmur2(data: bytes) -> int:
@@ -42,13 +51,13 @@ def by_partition(
     records: list[Record],
     tokens: list[Any],  # parallel to `records`
     start: int,  # index of the first record, which exists
-    partitions: int,  # of the topic
-    keyless: int,  # the partition of records without a key; -1 if it is not chosen yet
+    accepted: Accepted,
     /,
 ) -> tuple[int, dict[int, tuple[list[Record], list[Any]]]]:
     """Group records of one topic by partition, from `start` on, keeping their order.
 
-    It stops before a record of another topic, with its own partition or timestamp, or whose partition is not chosen.
+    It stops before a record of another topic, with its own partition or a timestamp that the topic refuses, or whose
+    partition is not chosen.
 
     Returns:
         The index where it stopped, and by partition the records and tokens.
@@ -56,9 +65,11 @@ def by_partition(
     parts: dict[int, tuple[list[Record], list[Any]]] = {}
     topic = records[start].topic
     for record, token in zip(records[start:], tokens[start:], strict=False):
-        if record.topic != topic or record.partition is not None or record.timestamp is not None:
+        if record.topic != topic or record.partition is not None:
             break
-        number = keyless if record.key is None else partition_of(record.key, partitions)
+        if record.timestamp is not None and not accepted.oldest <= record.timestamp <= accepted.latest:
+            break
+        number = accepted.keyless if record.key is None else partition_of(record.key, accepted.partitions)
         if number < 0:
             break
         theirs, beside = parts.setdefault(number, ([], []))

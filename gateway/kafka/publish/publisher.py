@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from flowcontrol.gate import Gate
 from gateway.config import BudgetConfig, KafkaConfig
@@ -23,7 +23,7 @@ from gateway.kafka.publish.batch import Batch
 from gateway.kafka.publish.budgets import Budgets
 from gateway.kafka.publish.held_records import HeldRecords
 from gateway.kafka.publish.partition_queue import PartitionQueue, WriterContext
-from gateway.kafka.publish.partitioner import by_partition, partition_of
+from gateway.kafka.publish.partitioner import Accepted, by_partition, partition_of
 from gateway.kafka.publish.producers import Producers
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.kafka.publish.settlement import Settlement, Statistics
@@ -32,6 +32,9 @@ from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, Record
 from mapping.tenants import NO_TENANTS, Tenancy
+
+LARGEST_TIMESTAMP: Final = 2**63 - 1
+"""In milliseconds: of a record."""
 
 
 class Publisher:
@@ -173,13 +176,17 @@ class Publisher:
     ) -> None:
         """Submit several records; those of one partition keep their order."""
         position, count = 0, len(records)
+        stamp = self._stamp or self._begin_turn()
         while position < count:
             topic = records[position].topic
             writer = self._writers.get(topic)
             if writer is not None:
-                place = None if sender is None or writer.info.needs_key else sender.queues.get(topic)
+                info = writer.info
+                place = None if sender is None or info.needs_key else sender.queues.get(topic)
                 keyless = -1 if place is None or place.shut else place.number
-                position, parts = by_partition(records, tokens, position, len(writer.queues), keyless)
+                oldest, latest = max(0, stamp - info.before_ms), min(stamp + info.after_ms, LARGEST_TIMESTAMP)
+                accepted = Accepted(len(writer.queues), keyless, oldest, latest)
+                position, parts = by_partition(records, tokens, position, accepted)
                 for number, (theirs, beside) in parts.items():
                     self._submit_part(writer.queues[number], theirs, owner, beside, sender)
             if position < count and (writer is None or records[position].topic == topic):
@@ -201,7 +208,7 @@ class Publisher:
             if batch.count:
                 if owner is not batch.owner:
                     batch.switch_owner(owner)
-                taken = batch.add_records(self._stamp or self._begin_turn(), records, tokens, position)
+                taken = batch.add_records(self._stamp, records, tokens, position)
                 if taken and not queue.touched:
                     queue.touched = True
                     self._touched.append(queue)

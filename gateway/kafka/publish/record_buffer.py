@@ -82,7 +82,7 @@ class RecordBuffer:
         return size
 
     def append_records(self, timestamp: int, records: list[Record], start: int, most: int, /) -> tuple[int, int]:
-        """Write the records from `start` on, as `append` does, with one timestamp for all.
+        """Write the records from `start` on, as `append` does; `timestamp` is for those without one of their own.
 
         It stops when `most` bytes are reached (the last record may exceed them), or before a record that does not fit
         or cannot be written; `append` returns or raises the reason.
@@ -94,7 +94,8 @@ class RecordBuffer:
         rest = itertools.islice(records, start, None)
         with contextlib.suppress(OverflowError, UnicodeEncodeError, TypeError, BufferError, MemoryError):
             for record in rest:
-                written = self.append(timestamp, record.key, record.value, record.headers)
+                stamp = timestamp if record.timestamp is None else record.timestamp
+                written = self.append(stamp, record.key, record.value, record.headers)
                 if not written:
                     break
                 count += 1

@@ -16,8 +16,8 @@ from loadtest.bench.amqp_mutated import DESTINATIONS, compare, fate, mapped_in_p
 from loadtest.clients.amqp_messages import FORMS, encodings, jms_text, many_keys, minimal, typical
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp import incoming, outgoing
-from mapping.amqp._native import from_records, to_record
-from mapping.amqp.incoming import CREATION_WINDOW_MS, Destination, gateway_headers
+from mapping.amqp._native import from_records, to_record, to_records
+from mapping.amqp.incoming import CREATION_WINDOW_MS, Destination, Unmappable, gateway_headers
 from mapping.record import Received, Record
 from protocols.amqp import primitives
 from tests.support.amqp_messages import messages_of, section
@@ -52,6 +52,30 @@ def test_any_message_gives_the_same_result(data: bytes, destination: Destination
         at = drawn.draw(st.integers(0, len(data) - 1))
         data = data[:at] + drawn.draw(st.binary(max_size=2)) + data[at + 1 :]
     assert_same(data, destination)
+
+
+def mapped_run(map_run: Any, *arguments: Any) -> Any:
+    """Return the records that were appended, and the error after them."""
+    records: list[Record] = []
+    try:
+        map_run(*arguments, records)
+    except Unmappable as unmappable:
+        return records, (unmappable.outcome, unmappable.reason)
+    return records, None
+
+
+BROKEN = b"\x00\x53\x75\xa0\x09short"
+RUNS = st.lists(st.sampled_from([*MESSAGES["typical"], *MESSAGES["minimal"], BROKEN]), max_size=6)
+
+
+@given(RUNS, st.integers(0, 7), st.sampled_from(DESTINATIONS), st.sampled_from([CAPTURED, -1, 1 << 64]))
+def test_a_run_ends_before_the_message_that_cannot_be_mapped(
+    run: list[bytes], first: int, destination: Destination, now_ms: int
+) -> None:
+    found = mapped_run(to_records, run, first, destination, now_ms)
+    assert found == mapped_run(incoming.to_records, run, first, destination, now_ms)
+    assert found[0] == [to_record(data, destination, now_ms) for data in run[first : first + len(found[0])]]
+    assert (found[1] is None) == (BROKEN not in run[first:])
 
 
 def test_thousands_of_mutations_give_the_same_result() -> None:
@@ -126,6 +150,13 @@ def test_what_is_no_message_is_a_type_error() -> None:
     for arguments in calls:
         with pytest.raises(TypeError):
             to_record(*arguments)
+    runs: list[tuple[Any, ...]] = [
+        (), ([b""], 0, HERE, 1), ((b"",), 0, HERE, 1, []), ([b""], 0, HERE, 1, ()), ([b""], -1, HERE, 1, []),
+        ([b""], "0", HERE, 1, []), (["text"], 0, HERE, 1, []), ([b""], 0, "no destination", 1, []),
+    ]  # fmt: skip
+    for arguments in runs:
+        with pytest.raises(TypeError):
+            to_records(*arguments)
     for now_ms in (1 << 64, -1):  # an unrealistic time gives the same result, too
         data = MESSAGES["typical"][0]
         assert to_record(data, HERE, now_ms) == incoming.to_record(data, HERE, now_ms)
@@ -140,11 +171,13 @@ def test_nothing_is_leaked() -> None:
     messages += [one[:-1] for one in messages] + [one + b"\x00" for one in messages]
     for data in messages:
         fate(to_record, data, own, CAPTURED)  # fill the caches
+    runs = [[messages[0], data] for data in messages]
     gc.collect()
     references, blocks = [sys.getrefcount(one) for one in kept], sys.getallocatedblocks()
     for _ in range(20):
-        for data in messages:
+        for data, run in zip(messages, runs, strict=True):
             fate(to_record, data, own, CAPTURED)
+            mapped_run(to_records, run, 0, own, CAPTURED)
     assert [sys.getrefcount(one) for one in kept] == references
     assert sys.getallocatedblocks() - blocks < len(messages), "less than a twentieth of a block for each"
 

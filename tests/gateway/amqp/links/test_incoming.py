@@ -101,6 +101,31 @@ async def test_targets_that_are_refused(
     await as_client(listener, attach)
 
 
+async def test_messages_that_cannot_be_mapped_are_refused_alone(
+    listener: AmqpServer, bootstrap: str, new_topic: Any
+) -> None:
+    """Also between others that arrive together, and several in a row; the others keep their order."""
+    topic = await new_topic(partitions=1)
+    broken = b"\x00\x53\x75\xa0\x09short"
+    bodies = [broken if number % 7 in (0, 3, 4) or number == 99 else b"%d" % number for number in range(100)]
+
+    def send(connection: BlockingConnection) -> list[int]:
+        sender = connection.create_sender(topic)
+        link = sender.link
+        connection.wait(lambda: link.credit >= len(bodies), timeout=TIMEOUT)
+        deliveries = []
+        for number, body in enumerate(bodies):
+            deliveries.append(link.delivery(b"%d" % number))
+            link.stream(body if body is broken else data(body).encode())
+            link.advance()
+        connection.wait(lambda: all(delivery.settled for delivery in deliveries), timeout=TIMEOUT)
+        return [int(delivery.remote_state) for delivery in deliveries]
+
+    wanted = [outcomes.REJECTED if body is broken else outcomes.ACCEPTED for body in bodies]
+    assert await as_client(listener, send) == wanted
+    assert [record.value for record in await read_all(bootstrap, topic)] == [one for one in bodies if one is not broken]
+
+
 async def test_a_record_too_large_is_refused_alone(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1, max_message_bytes="2000")
 

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.kafka.publish import batch_format, murmur2, record_buffer
+from gateway.kafka.publish.murmur2 import Accepted
 from mapping.record import Record
 
 native = pytest.importorskip("gateway.kafka.publish._native", exc_type=ImportError)
@@ -36,6 +37,7 @@ headers = pairs | pairs.map(tuple)
 times = (
     st.integers(0, 20) | st.integers(-(2**64), 2**64) | st.sampled_from([2**63 - 1, 2**63, -(2**63), 1 - 2**63, True])
 )
+stamps = st.sampled_from([0, 7, 9, 2**63 - 1])
 appends = st.tuples(st.just("append"), st.tuples(times, contents, contents, headers))
 records = st.builds(
     Record,
@@ -43,7 +45,7 @@ records = st.builds(
     contents,
     contents,
     pairs.map(tuple),
-    st.sampled_from([None, None, 7]),
+    st.none() | stamps,
     st.sampled_from([None, None, None, 3]),
 )
 runs = st.tuples(
@@ -101,7 +103,7 @@ def test_lists_may_change_while_they_are_read() -> None:
     topic = Topic("t")
     topic.tokens = [object() for _ in range(3)]
     run = [Record("t", b"k", b"v"), Record(topic, b"k", b"v"), Record("t", b"k", b"v")]
-    assert by_partition(run, topic.tokens, 0, 1, -1)[0] == 2
+    assert by_partition(run, topic.tokens, 0, Accepted(1, -1, 0, 9))[0] == 2
     assert topic.tokens == []
 
 
@@ -126,13 +128,13 @@ def test_a_run_ends_before_the_record_that_cannot_be_written() -> None:
 
 
 @given(
-    run=st.lists(records, min_size=1, max_size=8), start=st.integers(0, 7), partitions=st.integers(1, 9),
-    keyless=st.integers(-1, 2), tokens=st.integers(6, 8),
+    run=st.lists(records, min_size=1, max_size=8), start=st.integers(0, 7), tokens=st.integers(6, 8),
+    accepted=st.builds(Accepted, st.integers(1, 9), st.integers(-1, 2), stamps, stamps),
 )  # fmt: skip
 def test_records_are_sorted_as_the_reference_sorts_them(
-    run: list[Record], start: int, partitions: int, keyless: int, tokens: int
+    run: list[Record], start: int, tokens: int, accepted: Accepted
 ) -> None:
-    arguments = (run, list(range(tokens)), start % len(run), partitions, keyless)
+    arguments = (run, list(range(tokens)), start % len(run), accepted)
     assert by_partition(*arguments) == murmur2.by_partition(*arguments)
 
 
@@ -213,10 +215,13 @@ WRONG_KEYS: list[tuple[Any, ...]] = [(KEY,), (KEY, 1, 2), ("k", 1), (None, 1), (
 
 
 RUN: list[Any] = [Record("t", KEY, VALUE), Record("t", None, VALUE), Record("t", KEY, None, (), 1)]
-RIGHT_RUNS: list[tuple[Any, ...]] = [(RUN, [NAME, PAIR, KEY], 0, 3, 1), (RUN, [NAME], 0, 3, -1)]
+ALL: Final = Accepted(3, 1, 0, 9)
+RIGHT_RUNS: list[tuple[Any, ...]] = [(RUN, [NAME, PAIR, KEY], 0, ALL), (RUN, [NAME], 0, ALL._replace(keyless=-1))]
 WRONG_RUNS: list[tuple[Any, ...]] = [
-    (RUN, [NAME], 3, 3, 1), (RUN, [NAME], -1, 3, 1), (RUN, [NAME], 0, 0, 1), (RUN, [NAME], 0, 3, -2),
-    (["no record"], [NAME], 0, 3, 1), ([RUN[0], "no record"], [NAME, KEY], 0, 3, 1), (RUN, (NAME,), 0, 3, 1), (RUN,),
+    (RUN, [NAME], 3, ALL), (RUN, [NAME], -1, ALL), (RUN, [NAME], 0, ALL._replace(partitions=0)),
+    (RUN, [NAME], 0, ALL._replace(keyless=-2)), (["no record"], [NAME], 0, ALL),
+    ([RUN[0], "no record"], [NAME, KEY], 0, ALL), (RUN, (NAME,), 0, ALL), (RUN,), (RUN, [NAME], 0, 7),
+    ([Record("t", KEY, None, (), "now")], [NAME], 0, ALL),  # type: ignore[arg-type]
 ]  # fmt: skip
 
 

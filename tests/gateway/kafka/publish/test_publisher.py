@@ -484,6 +484,29 @@ async def test_drain_waits_for_what_an_owner_submits_as_it_settles(bootstrap, ne
         assert last.outcomes() == {"second": Outcome.STORED}
 
 
+async def test_a_run_keeps_timestamps_and_refuses_those_that_its_topic_refuses(bootstrap, new_topic, kit, read_topic):
+    topic = await new_topic(
+        partitions=1, message_timestamp_before_max_ms="60000", message_timestamp_after_max_ms="60000"
+    )
+    async with kit(bootstrap) as k:
+        owner = k.recorder()
+        now = time.time_ns() // 1_000_000
+        stamps = [None, now - 30_000, None, now - 90_000, now + 30_000, now + 90_000, -1, now, None]
+        for _ in range(2):  # held until the topic is known, and at once
+            records = [Record(topic, b"k", b"%d" % place, (), stamp) for place, stamp in enumerate(stamps)]
+            k.publisher.submit_run(records, owner, list(range(len(stamps))))
+            await k.until(lambda: len(owner.fates) == len(stamps))
+            outcomes = owner.outcomes()
+            assert {token for token, fate in outcomes.items() if fate is Outcome.UNFIT} == {3, 5, 6}
+            assert {fate for token, fate in outcomes.items() if token not in {3, 5, 6}} == {Outcome.STORED}
+            owner.fates.clear()
+        (stored,) = (await read_topic(bootstrap, topic)).values()
+    assert [record.value for record in stored] == [b"%d" % place for place in (0, 1, 2, 4, 7, 8)] * 2
+    for record in stored:
+        stamp = stamps[int(record.value)]
+        assert record.timestamp == stamp if stamp is not None else now <= record.timestamp < now + 60_000
+
+
 async def test_a_run_is_what_its_records_are_one_by_one(bootstrap, new_topic, kit, read_topic):
     """Over several batches, between other records, before the topic is known, and with a record that is too large."""
     topic = await new_topic(partitions=3, max_message_bytes="20000")
