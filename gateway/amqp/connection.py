@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 
 from gateway.amqp.attaches import NO_SENDERS, AttachingPeer
-from gateway.amqp.links.incoming import IncomingLink
+from gateway.amqp.links.incoming import IncomingLink, settle
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.links.relay import RelayLink
 from gateway.amqp.login import Login
@@ -23,6 +23,7 @@ from gateway.amqp.transactions import Coordinator
 from gateway.audit.trail import audit, where_of
 from gateway.clients import CLOSED, SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.flow import ConnectionFlow, fullest, shown
+from gateway.kafka.contracts import Result
 from gateway.limits.brakes import CreditPause, SendingPause
 from gateway.limits.limits import ClientLimits, LimitExceeded
 from gateway.net.protocol_listener import STOPPING
@@ -166,6 +167,15 @@ class AmqpConnection(AttachingPeer):
         links = [incoming.link for incoming in self._incoming] + [outgoing.link for outgoing in self._outgoing]
         yield from self._end_links(links, failed=not self._closed_cleanly)
         self._connection.release()
+
+    # Owner
+
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """Settle messages after Kafka's answer; see `gateway.kafka.contracts.Owner`."""
+        self.services.counts.incoming[result.outcome] += len(tokens)
+        settle(self, tokens, result)
+        if self.alive:
+            self.pump.flush()
 
     def broken(self, error: Exception, _tokens: Sequence[Any]) -> None:
         """Close the connection after a bug in `settle`: the peer then knows that unsettled messages are in doubt."""

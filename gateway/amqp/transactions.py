@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import operator
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import structlog
 
 from gateway.amqp.counters import Counts
-from gateway.amqp.links.incoming import IncomingLink
+from gateway.amqp.links.incoming import IncomingLink, settle
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.links.peer import Peer
 from gateway.failures import failures
@@ -58,7 +56,6 @@ from protocols.amqp.transactions import (
 
 log = structlog.get_logger(__name__)
 
-_LINK_OF: Final = operator.itemgetter(0)  # of the token of a posted message
 CAPABILITIES: Final = (LOCAL_TRANSACTIONS, MULTI_TXNS_PER_SSN, MULTI_SSNS_PER_TXN)
 COMMAND_BYTES: Final = 4096  # max-message-size of a coordinator's link; a command has less than 100 bytes
 COMMAND_CREDIT: Final = 50
@@ -269,8 +266,7 @@ class Transaction:
         self._coordinators.counts.incoming[result.outcome] += len(tokens)
         if result.outcome is not Outcome.STORED:
             self.spoil(f"a message was not stored: {result.reason}")
-        for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
-            incoming.settle_stored([token[1] for token in run], result, self)
+        settle(self._peer, tokens, result, self)
         self._peer.flush_soon()
 
     # Retiring (part 4.4.2).

@@ -204,6 +204,12 @@ class AnsweringPublisher:
         self._write(record)
         self.held.append(token)
 
+    def submit_run(self, records: list[Record], owner: Any, tokens: list[Any], sender: Any = None) -> None:
+        """Write the records and keep their tokens."""
+        for record in records:
+            self._write(record)
+        self.held += tokens
+
     def _write(self, record: Record) -> None:
         if not self._records.append(NOW, record.key, record.value, record.headers):
             self._records = Records(BATCH)

@@ -125,7 +125,7 @@ static int
 take_arguments(PyObject *to, PyObject *now_ms, int64_t *now)
 {
     if ((PyObject *)Py_TYPE(to) != py.destination) {
-        PyErr_SetString(PyExc_TypeError, "to_record(data: bytes, destination: Destination, now_ms: int)");
+        PyErr_SetString(PyExc_TypeError, "a Destination");
         return -1;
     }
     if (!PyTuple_CheckExact(field(to, fields_at.headers)) || !PyBytes_Check(field(to, fields_at.address))) {

@@ -357,7 +357,7 @@ class Endpoints:
     def _release(self, link: Link, count: int) -> bool:
         """Count received deliveries as no longer in use; return whether they can still be settled."""
         link.held -= count
-        if link.finished and not link.held:
+        if count and link.finished and not link.held:
             self._to_free.append(link)
         return link.attached
 
@@ -366,7 +366,8 @@ class Endpoints:
         links, self._to_free = self._to_free, []
         for link in links:
             if link.finished and not link.held:
-                if self._links.pop(link.address, None) is not None:
+                if self._links.get(link.address) is link:  # else it is freed, and proton may have reused its address
+                    del self._links[link.address]
                     link.session.links.pop(link, None)
                     link.context = None
                     lib.pn_link_free(link.handle)

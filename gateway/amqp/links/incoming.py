@@ -6,8 +6,10 @@ process's or the topic's budget is shut. Messages within the granted credit are 
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -29,6 +31,8 @@ from protocols.amqp.outcomes import STATE_ACCEPTED, Error, State, rejected
 from protocols.amqp.transactions import UNKNOWN_ID
 
 Allowed = Callable[[str, bytes | None], bool]
+_LINK_OF: Final = operator.itemgetter(0)  # of a token
+_RUN: Final = 5  # messages from which on it is cheaper to submit them together
 
 
 class OpenTransaction(Protocol):
@@ -65,9 +69,9 @@ class Ingress(msgspec.Struct, frozen=True):
 
 
 class IncomingLink:
-    """One link on which a peer sends; a `contracts.Owner`, with deliveries as tokens."""
+    """One link on which a peer sends."""
 
-    __slots__ = ("_ingress", "_peer", "allowed", "budget", "destination", "link", "sender", "share", "window")
+    __slots__ = ("_ingress", "_peer", "allowed", "destination", "link", "sender", "share", "window")
 
     def __init__(
         self,
@@ -88,7 +92,6 @@ class IncomingLink:
         self.allowed = allowed
         self.link = link  # the engine's
         self.destination = destination  # of a relay, that of the last message, or None before the first
-        self.budget = peer.budget  # of the connection
         self.sender = peer.sender(link)  # keeps the order of its messages in Kafka
         self.share = LinkShare(peer.budget, ingress.link_bytes)  # how many bytes may be unsettled, by the free budget
         least, limit = ingress.windows
@@ -99,22 +102,25 @@ class IncomingLink:
         """The Kafka topic of its destination."""
         return None if self.destination is None else self.destination.topic
 
-    @property
-    def principal(self) -> str | None:
-        """The peer's authenticated name; see `Publisher.submit`."""
-        return self._peer.principal
-
     def receive(self, deliveries: list[Any], messages: list[bytes], size: int, now_ms: int) -> None:
         """Submit received messages, of `size` bytes together, to the publisher, or refuse them."""
         self.window.arrive(size, len(messages))
-        if self.destination is not None and self.allowed is None and size <= self._ingress.largest_body:
-            self._take_run(deliveries, messages, self.destination, now_ms)
+        if len(messages) >= _RUN and (destination := self._common_destination(size)) is not None:
+            self._take_run(deliveries, messages, destination, now_ms)
         else:
             self._take(deliveries, messages, now_ms, None)
 
+    def _common_destination(self, size: int) -> Destination | None:
+        """Return the destination of all messages, of `size` bytes together; None if each needs a check of its own."""
+        to = self.destination
+        if to is None or to.partition is not None or self.allowed is not None or size > self._ingress.largest_body:
+            return None
+        return to
+
     def _take_run(self, deliveries: list[Any], messages: list[bytes], destination: Destination, now_ms: int) -> None:
         """Submit messages that need no check of their own, or refuse those that cannot be mapped."""
-        submit_run = self._ingress.publisher.submit_run
+        submit_run, peer, sender = self._ingress.publisher.submit_run, self._peer, self.sender
+        tokens = list(zip(itertools.repeat(self), deliveries))
         first = 0
         while first < len(messages):
             records: list[Record] = []
@@ -125,7 +131,7 @@ class IncomingLink:
                 unmappable = error
             behind = first + len(records)
             if records:
-                submit_run(records, self, deliveries[first:behind], self.sender)
+                submit_run(records, peer, tokens[first:behind], sender)
             if unmappable is not None:
                 self.refuse(deliveries[behind], unmappable.outcome, unmappable.reason)
                 behind += 1
@@ -137,7 +143,7 @@ class IncomingLink:
         """Submit messages whose arrival is counted to the publisher or to their transaction, or refuse them."""
         destination, largest, allowed = self.destination, self._ingress.largest_body, self.allowed
         assert destination is not None
-        submit, sender = self._ingress.publisher.submit, self.sender
+        submit, peer, sender = self._ingress.publisher.submit, self._peer, self.sender
         for delivery, data in zip(deliveries, messages, strict=True):
             try:
                 record = to_record(data, destination, now_ms)
@@ -151,7 +157,7 @@ class IncomingLink:
                 reason = f"no right to publish to {record.topic} with this key"
                 self.refuse(delivery, Outcome.DENIED, reason, transaction=transaction)
             elif transaction is None:
-                submit(record, self, delivery, sender)
+                submit(record, peer, (self, delivery), sender)
             elif (error := transaction.error) is not None:
                 self.refuse(delivery, Outcome.BUSY, error.description, error.condition, transaction=transaction)
             else:
@@ -194,23 +200,6 @@ class IncomingLink:
         if self._peer.alive:
             state = rejected(condition, reason) if condition else delivery_state(self.link, outcome, reason)
             self.answer((delivery,), state, transaction)
-
-    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """Settle deliveries after Kafka's answer, and grant credit for more; see `contracts.Owner`."""
-        self._ingress.counts.incoming[result.outcome] += len(tokens)
-        self.settle_stored(tokens, result, None)
-        self._peer.flush_soon()
-
-    def broken(self, error: Exception, tokens: Sequence[Any]) -> None:
-        """End the connection after a bug in `settle`."""
-        self._peer.broken(error, tokens)
-
-    def settle_stored(self, deliveries: Sequence[Any], result: Result, transaction: OpenTransaction | None) -> None:
-        """Settle deliveries by Kafka's answer, and grant credit for more."""
-        self.window.settle(len(deliveries), crowded=result.crowded)
-        if self._peer.alive:
-            self.answer(deliveries, delivery_state(self.link, result.outcome, result.reason), transaction)
-            self.top_up()
 
     def answer(self, deliveries: Sequence[Any], state: State, transaction: OpenTransaction | None) -> None:
         """Settle deliveries with their outcome; None stands for one that the peer sent settled."""
@@ -270,3 +259,17 @@ class IncomingLink:
         return Window(
             shown(self.link.name), True, topic or "", credit + unsettled, credit, unsettled, paused, self.window.most
         )
+
+
+def settle(peer: Peer, tokens: Sequence[Any], result: Result, transaction: OpenTransaction | None = None) -> None:
+    """Settle messages of a peer after Kafka's answer, and grant credit for more; a token has the link and delivery."""
+    alive = peer.alive
+    touched: dict[IncomingLink, None] = {}
+    for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
+        deliveries = [token[1] for token in run]
+        incoming.window.settle(len(deliveries), crowded=result.crowded)
+        if alive:
+            touched[incoming] = None
+            incoming.answer(deliveries, delivery_state(incoming.link, result.outcome, result.reason), transaction)
+    for incoming in touched:
+        incoming.top_up()

@@ -16,6 +16,7 @@ from flowcontrol.budget import ConnectionBudget
 from gateway.audit.trail import audit, where_of
 from gateway.flow import subject
 from gateway.kafka.cluster.topic_info import TopicInfo
+from gateway.kafka.contracts import Result
 from gateway.kafka.publish.sender_partitions import Places, Sender
 from gateway.limits.brakes import CreditPause, SendingPause
 from gateway.net.pump import Pump
@@ -33,7 +34,7 @@ WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn of the loop before a writ
 
 
 class Peer(abc.ABC):
-    """The client at the other end of the links."""
+    """The client at the other end of the links; a `contracts.Owner`."""
 
     def __init__(
         self, connection: Connection, budget: ConnectionBudget, places: Places, wall_clock: Callable[[], int]
@@ -145,5 +146,5 @@ class Peer(abc.ABC):
         """Detach a link with an error."""
 
     @abc.abstractmethod
-    def broken(self, error: Exception, tokens: Sequence[Any]) -> None:
-        """End the connection, because deliveries could not be settled; see `gateway.kafka.contracts.Owner`."""
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """Settle messages after Kafka's answer; see `gateway.kafka.contracts.Owner`."""

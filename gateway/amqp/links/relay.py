@@ -46,6 +46,9 @@ class RelayLink(IncomingLink):
         self._known: dict[str, tuple[TopicInfo, Destination]] = {}
         self._waiting: dict[str, list[_Message]] = {}  # by topic
 
+    def _common_destination(self, size: int) -> None:
+        """Return None: each message has a destination of its own."""
+
     def _take(
         self, deliveries: Sequence[Any], messages: Sequence[bytes], now_ms: int, transaction: OpenTransaction | None
     ) -> None:

@@ -499,6 +499,39 @@ def test_detach_with_deliveries_held(make_server: Any, make_peer: Any) -> None:
     assert server.is_empty_of_links
 
 
+def test_a_late_outcome_for_settled_messages_leaves_other_links_alone(make_server: Any, make_peer: Any) -> None:
+    """The link of these messages is gone, and proton has given its address to another link."""
+    server = make_server()
+    peer = make_peer(server)
+    session = peer.open()
+    gone = session.sender("gone")
+    gone.target.address = "topic"
+    gone.open()
+    peer.run()
+    delivery = gone.delivery(b"1")
+    gone.send(DATA)
+    gone.advance()
+    delivery.settle()
+    gone.close()
+    peer.run()
+    (late,) = server.of(TransfersReceived)
+    gone.free()
+    others = {f"other-{number}": session.sender(f"other-{number}") for number in range(6)}
+    for link in others.values():
+        link.target.address = "topic"
+        link.open()
+        peer.run()
+    assert any(link.address == late.link.address for link in server.engine._links.values())
+    server.engine.accept_deliveries(late.link, late.deliveries)
+    peer.run()
+    for link in others.values():
+        link.delivery(b"2")
+        link.send(DATA)
+        link.advance()
+    peer.run()
+    assert [found.link.name for found in server.received[1:]] == list(others)
+
+
 def test_many_links_leave_nothing_behind(make_server: Any, make_peer: Any) -> None:
     server = make_server()
     peer = make_peer(server)
