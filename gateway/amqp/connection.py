@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 
 from gateway.amqp.attaches import NO_SENDERS, AttachingPeer
-from gateway.amqp.links.incoming import IncomingLink, settle
+from gateway.amqp.links.incoming import IncomingLink, settle_each
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.links.relay import RelayLink
 from gateway.amqp.login import Login
@@ -173,9 +173,7 @@ class AmqpConnection(AttachingPeer):
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Settle messages after Kafka's answer; see `gateway.kafka.contracts.Owner`."""
         self.services.counts.incoming[result.outcome] += len(tokens)
-        settle(self, tokens, result)
-        if self.alive:
-            self.pump.flush()
+        settle_each(self, tokens, result)
 
     def broken(self, error: Exception, _tokens: Sequence[Any]) -> None:
         """Close the connection after a bug in `settle`: the peer then knows that unsettled messages are in doubt."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 
 from gateway.amqp.counters import Counts
-from gateway.amqp.links.incoming import IncomingLink, settle
+from gateway.amqp.links.incoming import IncomingLink, settle_each
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.links.peer import Peer
 from gateway.failures import failures
@@ -266,8 +266,7 @@ class Transaction:
         self._coordinators.counts.incoming[result.outcome] += len(tokens)
         if result.outcome is not Outcome.STORED:
             self.spoil(f"a message was not stored: {result.reason}")
-        settle(self._peer, tokens, result, self)
-        self._peer.flush_soon()
+        settle_each(self._peer, tokens, result, self)
 
     # Retiring (part 4.4.2).
 

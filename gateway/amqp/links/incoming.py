@@ -32,7 +32,6 @@ from protocols.amqp.transactions import UNKNOWN_ID
 
 Allowed = Callable[[str, bytes | None], bool]
 _LINK_OF: Final = operator.itemgetter(0)  # of a token
-_RUN: Final = 5  # messages from which on it is cheaper to submit them together
 
 
 class OpenTransaction(Protocol):
@@ -69,9 +68,14 @@ class Ingress(msgspec.Struct, frozen=True):
 
 
 class IncomingLink:
-    """One link on which a peer sends."""
+    """One link on which a peer sends.
 
-    __slots__ = ("_ingress", "_peer", "allowed", "destination", "link", "sender", "share", "window")
+    It is the `contracts.Owner` of the records of a run of messages, with deliveries as tokens. The connection owns
+    records that are submitted one by one, with links and deliveries as tokens, so that links that take turns share a
+    disposition.
+    """
+
+    __slots__ = ("_ingress", "_peer", "allowed", "budget", "destination", "link", "sender", "share", "window")
 
     def __init__(
         self,
@@ -92,6 +96,7 @@ class IncomingLink:
         self.allowed = allowed
         self.link = link  # the engine's
         self.destination = destination  # of a relay, that of the last message, or None before the first
+        self.budget = peer.budget  # the connection's
         self.sender = peer.sender(link)  # keeps the order of its messages in Kafka
         self.share = LinkShare(peer.budget, ingress.link_bytes)  # how many bytes may be unsettled, by the free budget
         least, limit = ingress.windows
@@ -102,10 +107,15 @@ class IncomingLink:
         """The Kafka topic of its destination."""
         return None if self.destination is None else self.destination.topic
 
+    @property
+    def principal(self) -> str | None:
+        """The peer's authenticated name; see `Publisher.submit`."""
+        return self._peer.principal
+
     def receive(self, deliveries: list[Any], messages: list[bytes], size: int, now_ms: int) -> None:
         """Submit received messages, of `size` bytes together, to the publisher, or refuse them."""
         self.window.arrive(size, len(messages))
-        if len(messages) >= _RUN and (destination := self._common_destination(size)) is not None:
+        if len(messages) > 1 and (destination := self._common_destination(size)) is not None:
             self._take_run(deliveries, messages, destination, now_ms)
         else:
             self._take(deliveries, messages, now_ms, None)
@@ -119,8 +129,7 @@ class IncomingLink:
 
     def _take_run(self, deliveries: list[Any], messages: list[bytes], destination: Destination, now_ms: int) -> None:
         """Submit messages that need no check of their own, or refuse those that cannot be mapped."""
-        submit_run, peer, sender = self._ingress.publisher.submit_run, self._peer, self.sender
-        tokens = list(zip(itertools.repeat(self), deliveries))
+        submit_run, sender = self._ingress.publisher.submit_run, self.sender
         first = 0
         while first < len(messages):
             records: list[Record] = []
@@ -131,7 +140,7 @@ class IncomingLink:
                 unmappable = error
             behind = first + len(records)
             if records:
-                submit_run(records, peer, tokens[first:behind], sender)
+                submit_run(records, self, deliveries[first:behind], sender)
             if unmappable is not None:
                 self.refuse(deliveries[behind], unmappable.outcome, unmappable.reason)
                 behind += 1
@@ -201,6 +210,24 @@ class IncomingLink:
             state = rejected(condition, reason) if condition else delivery_state(self.link, outcome, reason)
             self.answer((delivery,), state, transaction)
 
+    def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
+        """Settle a run of deliveries after Kafka's answer, and grant credit for more; see `contracts.Owner`."""
+        self._ingress.counts.incoming[result.outcome] += len(tokens)
+        if self.settled(tokens, result, None):
+            self.top_up()
+            self._peer.flush_soon()
+
+    def broken(self, error: Exception, tokens: Sequence[Any]) -> None:
+        """End the connection after a bug in `settle`."""
+        self._peer.broken(error, tokens)
+
+    def settled(self, deliveries: Sequence[Any], result: Result, transaction: OpenTransaction | None) -> bool:
+        """Settle deliveries by Kafka's answer; return whether the peer can still be told."""
+        self.window.settle(len(deliveries), crowded=result.crowded)
+        if self._peer.alive:
+            self.answer(deliveries, delivery_state(self.link, result.outcome, result.reason), transaction)
+        return self._peer.alive
+
     def answer(self, deliveries: Sequence[Any], state: State, transaction: OpenTransaction | None) -> None:
         """Settle deliveries with their outcome; None stands for one that the peer sent settled."""
         engine = self._peer.engine
@@ -261,15 +288,12 @@ class IncomingLink:
         )
 
 
-def settle(peer: Peer, tokens: Sequence[Any], result: Result, transaction: OpenTransaction | None = None) -> None:
+def settle_each(peer: Peer, tokens: Sequence[Any], result: Result, transaction: OpenTransaction | None = None) -> None:
     """Settle messages of a peer after Kafka's answer, and grant credit for more; a token has the link and delivery."""
-    alive = peer.alive
     touched: dict[IncomingLink, None] = {}
     for incoming, run in itertools.groupby(tokens, key=_LINK_OF):
-        deliveries = [token[1] for token in run]
-        incoming.window.settle(len(deliveries), crowded=result.crowded)
-        if alive:
+        if incoming.settled([token[1] for token in run], result, transaction):
             touched[incoming] = None
-            incoming.answer(deliveries, delivery_state(incoming.link, result.outcome, result.reason), transaction)
     for incoming in touched:
         incoming.top_up()
+    peer.flush_soon()

@@ -146,5 +146,9 @@ class Peer(abc.ABC):
         """Detach a link with an error."""
 
     @abc.abstractmethod
+    def broken(self, error: Exception, tokens: Sequence[Any]) -> None:
+        """End the connection after a bug in `settle`; see `gateway.kafka.contracts.Owner`."""
+
+    @abc.abstractmethod
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Settle messages after Kafka's answer; see `gateway.kafka.contracts.Owner`."""
