@@ -7,6 +7,7 @@ CPU are measured, its metrics are scraped, and one publisher sends to one of the
 from __future__ import annotations
 
 import asyncio
+import heapq
 import resource
 import statistics
 import time
@@ -30,6 +31,7 @@ SPARE_FILES: Final = 500  # for the gateway's connections to Kafka, listeners an
 SCRAPES: Final = 5
 TICK_S: Final = 0.02
 PATIENCE_S: Final = 60.0
+GOLDEN: Final = 0.618034  # its multiples, modulo 1, are spread evenly however many there are
 PINGREQ: Final = b"\xc0\x00"
 
 
@@ -130,6 +132,7 @@ class Idle:
         self._say = say
         self._topic = f"idle-{Numbering().run}"
         self._clients: dict[int, Silent] = {}  # by number
+        self._pings: list[tuple[float, int]] = []  # a heap: when each client is due
 
     async def measure(self) -> list[dict[str, Any]]:
         """Return a row for each size."""
@@ -172,6 +175,8 @@ class Idle:
             if client.ready is not None:
                 await client.ready
         self._clients[number] = client
+        first = time.perf_counter() + number * GOLDEN % 1 * self._plan.keep_alive  # all sizes ping at a steady rate
+        heapq.heappush(self._pings, (first, number))
 
     async def _watch(self) -> dict[str, Any]:
         """Measure CPU with only pings."""
@@ -182,18 +187,14 @@ class Idle:
         return {"idle cpu %": round(used / took * 100, 2)}
 
     async def _ping(self) -> None:
-        """Ping for all clients in turn, once per Keep Alive, until cancelled."""
-        due, last, number = 0.0, time.perf_counter(), 0
+        """Ping for each client once per Keep Alive, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             now = time.perf_counter()
-            due += (now - last) * len(self._clients) / self._plan.keep_alive
-            last = now
-            clients = list(self._clients.values()) if due >= 1 else []
-            while due >= 1:
-                due -= 1
-                number = (number + 1) % len(clients)
-                transport = clients[number].transport
+            while self._pings and self._pings[0][0] <= now:
+                due, number = self._pings[0]
+                heapq.heapreplace(self._pings, (due + self._plan.keep_alive, number))
+                transport = self._clients[number].transport
                 if transport is not None:
                     transport.write(PINGREQ)
 
