@@ -20,6 +20,7 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
     "--force-device-scale-factor=1",
 )  # fmt: skip
+STARTS = 5
 START_S = 120.0
 
 
@@ -83,25 +84,35 @@ class Browser:
         await asyncio.to_thread(path.write_bytes, base64.b64decode(found["data"]))
 
 
+async def _start_driver() -> tuple[asyncio.subprocess.Process, int]:
+    """Start chromedriver; return it with its port.
+
+    It takes a free port of IPv4, and ends at once when that port is not free in IPv6: then it is started again.
+    """
+    said = ""
+    for _ in range(STARTS):
+        driver = await asyncio.create_subprocess_exec(
+            "chromedriver", "--port=0", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        assert driver.stdout is not None
+        async with asyncio.timeout(START_S):
+            while line := (await driver.stdout.readline()).decode():
+                said += line
+                if "started successfully on port" in line:
+                    return driver, int(line.rsplit("port", 1)[1].strip(" .\n"))
+        await driver.wait()
+    raise AssertionError(f"chromedriver has ended {STARTS} times: {said}")
+
+
 @asynccontextmanager
 async def browser(directory: Path) -> AsyncIterator[Browser]:
     """Start a browser; the test is skipped where none is installed."""
     for program in PROGRAMS:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed (Debian: apt-get install chromium chromium-driver)")
-    driver = await asyncio.create_subprocess_exec(
-        "chromedriver", "--port=0", stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+    driver, port = await _start_driver()
     try:
-        assert driver.stdout is not None
-        port = None
-        async with asyncio.timeout(START_S):
-            while port is None:
-                line = (await driver.stdout.readline()).decode()
-                assert line, "chromedriver has ended"
-                if "started successfully on port" in line:
-                    port = int(line.rsplit("port", 1)[1].strip(" .\n"))
         timeout = aiohttp.ClientTimeout(START_S)
         async with aiohttp.ClientSession(timeout=timeout) as http:
             wanted = {
