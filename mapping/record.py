@@ -99,6 +99,8 @@ are properties of a message, which a client that writes raw Kafka headers may se
 RESERVED_PREFIXES: Final = (*TRUSTED_PREFIXES, USER_PREFIX)
 
 INTERNAL_TOPIC_PREFIX: Final = "__"
+LARGEST_TIMESTAMP: Final = 2**63 - 1
+"""The latest timestamp of a record, in milliseconds since the epoch."""
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 

@@ -172,7 +172,6 @@ class AmqpConnection(AttachingPeer):
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Settle messages after Kafka's answer; see `gateway.kafka.contracts.Owner`."""
-        self.services.counts.incoming[result.outcome] += len(tokens)
         settle_each(self, tokens, result)
 
     def broken(self, error: Exception, _tokens: Sequence[Any]) -> None:

@@ -263,7 +263,6 @@ class Transaction:
 
     def settle(self, tokens: Sequence[Any], result: Result) -> None:
         """Settle messages of this transaction after Kafka's answer."""
-        self._coordinators.counts.incoming[result.outcome] += len(tokens)
         if result.outcome is not Outcome.STORED:
             self.spoil(f"a message was not stored: {result.reason}")
         settle_each(self._peer, tokens, result, self)

@@ -13,7 +13,7 @@ import contextlib
 import operator
 import random
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from loadtest.clients.amqp_messages import many_keys, typical
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
@@ -122,13 +122,13 @@ def messages(rng: random.Random) -> Iterator[bytes]:
                 yield damaged(rng, rng.choice(whole))
 
 
-Mapping = Callable[[bytes, Destination, int], Record]
+T = TypeVar("T")
 
 
-def fate(mapping: Mapping, data: bytes, destination: Destination, now_ms: int) -> Record | tuple[Outcome, str]:
-    """Map a message to a record, or to the outcome and reason its sender gets."""
+def fate(mapping: Callable[..., T], *arguments: Any) -> T | tuple[Outcome, str]:
+    """Return what `mapping` makes of a message, or the outcome and reason its sender gets."""
     try:
-        return mapping(data, destination, now_ms)
+        return mapping(*arguments)
     except Unmappable as unmappable:
         return unmappable.outcome, unmappable.reason
 

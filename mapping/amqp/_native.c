@@ -125,7 +125,7 @@ static int
 take_arguments(PyObject *to, PyObject *now_ms, int64_t *now)
 {
     if ((PyObject *)Py_TYPE(to) != py.destination) {
-        PyErr_SetString(PyExc_TypeError, "a Destination");
+        PyErr_Format(PyExc_TypeError, "a Destination, not %.100s", Py_TYPE(to)->tp_name);
         return -1;
     }
     if (!PyTuple_CheckExact(field(to, fields_at.headers)) || !PyBytes_Check(field(to, fields_at.address))) {

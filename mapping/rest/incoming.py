@@ -20,6 +20,7 @@ from mapping.record import (
     CONTENT_TYPE,
     GW_CLIENT,
     GW_PROTOCOL,
+    LARGEST_TIMESTAMP,
     TRACEPARENT,
     TRACESTATE,
     Header,
@@ -57,7 +58,6 @@ CONTENT_TYPES: Final = {
     Format.BINARY: b"application/octet-stream",
     Format.TEXT: b"text/plain",
 }
-LARGEST_TIMESTAMP: Final = 2**63 - 1
 
 _NULL: Final = b"null"
 _STRING_OR_NULL: Final = msgspec.json.Decoder(str | None)

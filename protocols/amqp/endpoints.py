@@ -357,7 +357,7 @@ class Endpoints:
     def _release(self, link: Link, count: int) -> bool:
         """Count received deliveries as no longer in use; return whether they can still be settled."""
         link.held -= count
-        if count and link.finished and not link.held:
+        if link.finished and not link.held:
             self._to_free.append(link)
         return link.attached
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import struct
 
+DATA = b"\x00\x53\x75\xa0\x03abc"
+"""A message of one Data section."""
+
 
 class Frames:
     """A client's performatives, packed without the gateway's encoder so that its mistakes are not repeated."""

@@ -212,7 +212,6 @@ class IncomingLink:
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Settle a run of deliveries after Kafka's answer, and grant credit for more; see `contracts.Owner`."""
-        self._ingress.counts.incoming[result.outcome] += len(tokens)
         if self.settled(tokens, result, None):
             self.top_up()
             self._peer.flush_soon()
@@ -222,7 +221,8 @@ class IncomingLink:
         self._peer.broken(error, tokens)
 
     def settled(self, deliveries: Sequence[Any], result: Result, transaction: OpenTransaction | None) -> bool:
-        """Settle deliveries by Kafka's answer; return whether the peer can still be told."""
+        """Settle and count deliveries by Kafka's answer; return whether the peer can still be told."""
+        self._ingress.counts.incoming[result.outcome] += len(deliveries)
         self.window.settle(len(deliveries), crowded=result.crowded)
         if self._peer.alive:
             self.answer(deliveries, delivery_state(self.link, result.outcome, result.reason), transaction)

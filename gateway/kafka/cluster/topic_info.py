@@ -36,6 +36,10 @@ class TopicInfo(msgspec.Struct, frozen=True, gc=False):
     copies: int = 1  # replication factor: the smallest of the partitions'
     min_in_sync: int | None = None  # `min.insync.replicas`; None when we may not read it
 
+    def timestamps(self, now_ms: int) -> tuple[int, int]:
+        """Return the earliest and the latest timestamp that a record may have now, in epoch milliseconds."""
+        return max(0, now_ms - self.before_ms), now_ms + self.after_ms
+
 
 class InternalTopic(msgspec.Struct, frozen=True):
     """One of the gateway's own topics, which clients cannot see, read or write, and how to create it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from flowcontrol.gate import Gate
 from gateway.config import BudgetConfig, KafkaConfig
@@ -30,11 +30,8 @@ from gateway.kafka.publish.settlement import Settlement, Statistics
 from gateway.kafka.publish.topic_writer import TopicWriter
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
-from mapping.record import INTERNAL_TOPIC_PREFIX, Record
+from mapping.record import INTERNAL_TOPIC_PREFIX, LARGEST_TIMESTAMP, Record
 from mapping.tenants import NO_TENANTS, Tenancy
-
-LARGEST_TIMESTAMP: Final = 2**63 - 1
-"""In milliseconds: of a record."""
 
 
 class Publisher:
@@ -133,9 +130,11 @@ class Publisher:
         timestamp = record.timestamp
         if timestamp is None:
             timestamp = stamp
-        elif not (timestamp >= 0 and stamp - writer.info.before_ms <= timestamp <= stamp + writer.info.after_ms):
-            self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} refuses the timestamp {timestamp}")
-            return
+        else:
+            oldest, latest = writer.info.timestamps(stamp)
+            if not oldest <= timestamp <= latest:
+                self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} refuses the timestamp {timestamp}")
+                return
 
         batch = queue.open
         try:
@@ -184,8 +183,8 @@ class Publisher:
                 info = writer.info
                 place = None if sender is None or info.needs_key else sender.queues.get(topic)
                 keyless = -1 if place is None or place.shut else place.number
-                oldest, latest = max(0, stamp - info.before_ms), min(stamp + info.after_ms, LARGEST_TIMESTAMP)
-                accepted = Accepted(len(writer.queues), keyless, oldest, latest)
+                oldest, latest = info.timestamps(stamp)
+                accepted = Accepted(len(writer.queues), keyless, oldest, min(latest, LARGEST_TIMESTAMP))
                 position, parts = by_partition(records, tokens, position, accepted)
                 for number, (theirs, beside) in parts.items():
                     self._submit_part(writer.queues[number], theirs, owner, beside, sender)
@@ -295,8 +294,10 @@ class Publisher:
         now, timestamp = self._wall_clock(), record.timestamp
         if timestamp is None:
             timestamp = now
-        elif not (timestamp >= 0 and now - info.before_ms <= timestamp <= now + info.after_ms):
-            raise Refused(Outcome.UNFIT, f"topic {info.name} refuses the timestamp {timestamp}")
+        else:
+            oldest, latest = info.timestamps(now)
+            if not oldest <= timestamp <= latest:
+                raise Refused(Outcome.UNFIT, f"topic {info.name} refuses the timestamp {timestamp}")
         return number, timestamp, writer.largest
 
     def _hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None, *, internal: bool) -> None:

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.kafka.driver.wire import unsigned
-from mapping.record import Record
+from mapping.record import LARGEST_TIMESTAMP, Record
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 _NULL: Final = b"\x01"  # the length -1
-_LARGEST: Final = 2**63 - 1
 _LONGEST: Final = 2**31 - 1
 
 
@@ -63,7 +62,7 @@ class RecordBuffer:
         """
         first = self.first if self.count else timestamp
         distance = timestamp - first
-        if not (-_LARGEST <= timestamp <= _LARGEST and -_LARGEST - 1 <= distance <= _LARGEST):
+        if not (-LARGEST_TIMESTAMP <= timestamp <= LARGEST_TIMESTAMP and -(2**63) <= distance <= LARGEST_TIMESTAMP):
             raise OverflowError(f"timestamp {timestamp}")
         parts = [b"\0", varint(distance), varint(self.count), *_sized(key), *_sized(value), varint(len(headers))]
         for name, content in headers:

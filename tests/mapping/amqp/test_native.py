@@ -17,7 +17,7 @@ from loadtest.clients.amqp_messages import FORMS, encodings, jms_text, many_keys
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp import incoming, outgoing
 from mapping.amqp._native import from_records, to_record, to_records
-from mapping.amqp.incoming import CREATION_WINDOW_MS, Destination, Unmappable, gateway_headers
+from mapping.amqp.incoming import CREATION_WINDOW_MS, Destination, gateway_headers
 from mapping.record import Received, Record
 from protocols.amqp import primitives
 from tests.support.amqp_messages import messages_of, section
@@ -57,11 +57,7 @@ def test_any_message_gives_the_same_result(data: bytes, destination: Destination
 def mapped_run(map_run: Any, *arguments: Any) -> Any:
     """Return the records that were appended, and the error after them."""
     records: list[Record] = []
-    try:
-        map_run(*arguments, records)
-    except Unmappable as unmappable:
-        return records, (unmappable.outcome, unmappable.reason)
-    return records, None
+    return records, fate(map_run, *arguments, records)
 
 
 BROKEN = b"\x00\x53\x75\xa0\x09short"

@@ -14,7 +14,7 @@ from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import ConnectionOpened, LinkRequested, SaslInitReceived, TransfersReceived
 from protocols.amqp.links import Link
 from protocols.amqp.sasl import SaslCode
-from tests.support.amqp_frames import Frames
+from tests.support.amqp_frames import DATA, Frames
 
 Split = Callable[[bytes], Iterable[bytes]]
 
@@ -111,6 +111,22 @@ class ProtonPeer:
         session.open()
         self.run()
         return session
+
+    @staticmethod
+    def sender(session: Any, name: str = "s") -> Any:
+        """Open a sending link to the address "t"."""
+        link = session.sender(name)
+        link.target.address = "t"
+        link.open()
+        return link
+
+    @staticmethod
+    def transfer(link: Any, tag: str, message: bytes = DATA) -> Any:
+        """Send one message, and return its delivery."""
+        delivery = link.delivery(tag)
+        link.send(message)
+        link.advance()
+        return delivery
 
     def run(self) -> None:
         """Exchange bytes until both are quiet."""

@@ -79,14 +79,10 @@ def run_splits(make_server: Any, make_peer: Any, split: Any) -> tuple[list[bytes
     server = make_server()
     peer = make_peer(server, split)
     session = peer.open()
-    sender = session.sender("s")
-    sender.target.address = "t"
-    sender.open()
+    sender = peer.sender(session)
     peer.run()
     for number in range(3):
-        sender.delivery(f"d{number}")
-        sender.send(b"\x00\x53\x75\xa0\x03abc")
-        sender.advance()
+        peer.transfer(sender, f"d{number}")
     peer.run()
     peer.connection.close()
     peer.run()
@@ -298,9 +294,7 @@ def test_sessions_end(make_server: Any, make_peer: Any) -> None:
     server = make_server()
     peer = make_peer(server)
     session = peer.open()
-    sender = session.sender("s")
-    sender.target.address = "t"
-    sender.open()
+    peer.sender(session)
     peer.run()
     session.close()
     peer.run()

@@ -41,9 +41,7 @@ def seed(make_server: Any, make_peer: Any) -> bytes:
     peer = make_peer(server, sasl=None)
     peer.answer = 0x24
     session = peer.open()
-    sender = session.sender("s")
-    sender.target.address = "t"
-    sender.open()
+    sender = peer.sender(session)
     receiver = session.receiver("r")
     receiver.source.address = "t/group.id/g"
     receiver.open()
@@ -51,9 +49,7 @@ def seed(make_server: Any, make_peer: Any) -> bytes:
     peer.run()
     server.engine.send(server.links["r"], [b"\x00\x53\x75\xa0\x01x"], ["token"])
     for number in range(3):
-        sender.delivery(f"d{number}")
-        sender.send(b"\x00\x53\x75\xa0\x03abc")
-        sender.advance()
+        peer.transfer(sender, f"d{number}")
     peer.run()
     transact(server, peer, session, sender)
     sender.close()
@@ -72,9 +68,8 @@ def transact(server: Any, peer: Any, session: Any, sender: Any) -> None:
     coordinator.open()
     peer.answer = None
     peer.run()
-    coordinator.delivery("command")
-    coordinator.send(bytes(Message(body=Described(symbol("amqp:discharge:list"), [b"txn", False])).encode()))
-    coordinator.advance()
+    command = Message(body=Described(symbol("amqp:discharge:list"), [b"txn", False]))
+    peer.transfer(coordinator, "command", bytes(command.encode()))
     posted = sender.delivery("posted")
     posted.local.data = [b"txn"]
     posted.update(TRANSACTIONAL_STATE)

@@ -20,8 +20,8 @@ from protocols.amqp.events import (
 from protocols.amqp.native import lib
 from protocols.amqp.outcomes import Error
 from protocols.connection import ConnectionFailed
+from tests.support.amqp_frames import DATA
 
-DATA = b"\x00\x53\x75\xa0\x03abc"
 PART = 1000
 
 

@@ -24,10 +24,10 @@ from protocols.amqp.events import (
 from protocols.amqp.links import TerminusKind
 from protocols.amqp.outcomes import Error
 from protocols.connection import ConnectionFailed
+from tests.support.amqp_frames import DATA
 from tests.support.steps import steps
 
 IN_RUNS = engine.take_usual is not deliveries.take_usual  # without C each is an event of its own
-DATA = b"\x00\x53\x75\xa0\x03abc"
 
 
 def scripted(make_server: Any, frames: Any, **options: Any) -> Any:
@@ -262,9 +262,7 @@ def test_each_connection_gets_only_its_own_events(make_server: Any, make_peer: A
             server.engine.send(server.links["r"], [DATA], [number])
             for transfer in server.received[number - 1 :]:
                 server.engine.accept_deliveries(server.links["s"], [transfer.delivery])
-            sender.delivery(str(number))
-            sender.send(DATA)
-            sender.advance()
+            peer.transfer(sender, str(number))
         if lost and number == 10:
             del peers[1], peer, sender, server  # with output that was not read
             gc.collect()
@@ -478,14 +476,10 @@ def test_detach_with_deliveries_held(make_server: Any, make_peer: Any) -> None:
     server = make_server()
     peer = make_peer(server)
     session = peer.open()
-    sender = session.sender("s")
-    sender.target.address = "t"
-    sender.open()
+    sender = peer.sender(session)
     peer.run()
     for number in range(3):
-        sender.delivery(f"d{number}")
-        sender.send(DATA)
-        sender.advance()
+        peer.transfer(sender, f"d{number}")
     peer.run()
     received = server.received
     sender.close()
@@ -504,32 +498,24 @@ def test_a_late_outcome_for_settled_messages_leaves_other_links_alone(make_serve
     server = make_server()
     peer = make_peer(server)
     session = peer.open()
-    gone = session.sender("gone")
-    gone.target.address = "topic"
-    gone.open()
+    gone = peer.sender(session, "gone")
     peer.run()
-    delivery = gone.delivery(b"1")
-    gone.send(DATA)
-    gone.advance()
-    delivery.settle()
+    peer.transfer(gone, "1").settle()
     gone.close()
     peer.run()
     (late,) = server.of(TransfersReceived)
     gone.free()
-    others = {f"other-{number}": session.sender(f"other-{number}") for number in range(6)}
-    for link in others.values():
-        link.target.address = "topic"
-        link.open()
+    others = []
+    for number in range(6):
+        others.append(peer.sender(session, f"other-{number}"))
         peer.run()
     assert any(link.address == late.link.address for link in server.engine._links.values())
     server.engine.accept_deliveries(late.link, late.deliveries)
     peer.run()
-    for link in others.values():
-        link.delivery(b"2")
-        link.send(DATA)
-        link.advance()
+    for link in others:
+        peer.transfer(link, "2")
     peer.run()
-    assert [found.link.name for found in server.received[1:]] == list(others)
+    assert [found.link.name for found in server.received[1:]] == [link.name for link in others]
 
 
 def test_many_links_leave_nothing_behind(make_server: Any, make_peer: Any) -> None:
@@ -537,13 +523,9 @@ def test_many_links_leave_nothing_behind(make_server: Any, make_peer: Any) -> No
     peer = make_peer(server)
     session = peer.open()
     for number in range(50):
-        sender = session.sender(f"s{number}")
-        sender.target.address = "t"
-        sender.open()
+        sender = peer.sender(session, f"s{number}")
         peer.run()
-        sender.delivery("d")
-        sender.send(DATA)
-        sender.advance()
+        peer.transfer(sender, "d")
         peer.run()
         event = server.received[-1]
         server.engine.accept_deliveries(event.link, (event.delivery,))
@@ -633,17 +615,13 @@ def test_protons_wrappers_and_our_calls_see_the_same(make_server: Any, make_peer
     wrapped_server = make_server(limit=10_000)
     left = make_peer(wrapped_server)
     session = left.open()
-    sender = session.sender("s")
-    sender.target.address = "t"
-    sender.open()
+    sender = left.sender(session)
     wrapped_server.credit = 100
     left.run()
     wrapped_server.engine.grant(wrapped_server.links["s"], 90)
     left.run()
     for number, body in enumerate(bodies):
-        sender.delivery(f"tag{number}")
-        sender.send(b"\x00\x53\x75\xb0" + len(body).to_bytes(4, "big") + body)
-        sender.advance()
+        left.transfer(sender, f"tag{number}", b"\x00\x53\x75\xb0" + len(body).to_bytes(4, "big") + body)
     left.run()
     ours = [event.data for event in wrapped_server.received]
     # The other way: our sender, proton's wrappers as the receiver.

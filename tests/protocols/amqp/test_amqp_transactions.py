@@ -33,8 +33,8 @@ from protocols.amqp.transactions import (
     read_state,
     transactional_state,
 )
+from tests.support.amqp_frames import DATA
 
-DATA = b"\x00\x53\x75\xa0\x03abc"
 TXN = bytes(range(16))
 conditions = st.from_regex(r"[a-z:-]{1,40}", fullmatch=True)
 errors = st.builds(Error, conditions, st.text(max_size=100))
@@ -125,9 +125,7 @@ def coordinated(make_server: Any, make_peer: Any, split: Any = None) -> tuple[An
     controller.target.type = Terminus.COORDINATOR
     controller.target.capabilities.put_object(symbol("amqp:local-transactions"))
     controller.open()
-    sender = session.sender("s")
-    sender.target.address = "t"
-    sender.open()
+    peer.sender(session)
     receiver = session.receiver("r")
     receiver.source.address = "t"
     receiver.open()
@@ -150,9 +148,7 @@ def test_a_transaction_from_declare_to_discharge(make_server: Any, make_peer: An
     assert requested.target.kind is TerminusKind.COORDINATOR
     assert requested.target.capabilities == ("amqp:local-transactions",)
 
-    declare = controller.delivery("declare")
-    controller.send(by_proton(Described(symbol("amqp:declare:list"), [None])))
-    controller.advance()
+    declare = peer.transfer(controller, "declare", by_proton(Described(symbol("amqp:declare:list"), [None])))
     peer.run()
     (command,) = server.received
     assert read_command(command.data) == Declare(is_global=False)
@@ -166,9 +162,7 @@ def test_a_transaction_from_declare_to_discharge(make_server: Any, make_peer: An
     posted.update(TRANSACTIONAL_STATE)
     sender.stream(DATA)
     sender.advance()
-    plain = sender.delivery("plain")
-    sender.stream(DATA)
-    sender.advance()
+    plain = peer.transfer(sender, "plain")
     peer.run()
     (transfer,) = server.of(TransactionalTransfer)
     assert (transfer.data, transfer.txn_id) == (DATA, TXN)
