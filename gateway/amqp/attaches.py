@@ -56,7 +56,13 @@ class AttachingPeer(Peer):
     """A connection with its links and its pending attaches."""
 
     def __init__(self, services: Services, connection: Connection) -> None:
-        super().__init__(connection, services.publisher.budgets.connection(), services.places, services.wall_clock)
+        super().__init__(
+            connection,
+            services.publisher.budgets.connection(),
+            services.places,
+            services.wall_clock,
+            in_order=services.config.ordered_by == "connection",
+        )
         self.services = services  # shared by all connections
         self.transactions: dict[bytes, Transaction] = {}  # not discharged yet, by txn-id
         self.nodes: dict[Link, Node] = {}  # dynamic nodes by the link that created them

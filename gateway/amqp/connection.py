@@ -166,6 +166,7 @@ class AmqpConnection(AttachingPeer):
         """End the remaining links one by one, then free the engine's memory."""
         links = [incoming.link for incoming in self._incoming] + [outgoing.link for outgoing in self._outgoing]
         yield from self._end_links(links, failed=not self._closed_cleanly)
+        self.leave_sender()
         self._connection.release()
 
     # Owner

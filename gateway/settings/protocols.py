@@ -127,6 +127,10 @@ class AmqpConfig(Section):
     link_credit_least: Annotated[int, Field(ge=1, le=100_000)] = 256
     """smallest credit window: the initial one, to which it shrinks again while Kafka falls behind. If it equals
     `amqp.link_credit`, the window is fixed"""
+    ordered_by: Literal["connection", "link"] = "connection"
+    """whose messages without a key are stored in one partition of a topic, and so in order: those of a `connection`,
+    as JMS promises for the producers of a session, or of each `link`, so that the links of one connection use several
+    partitions"""
     link_bytes: Annotated[int, Field(ge=65536)] = 4 * MEBIBYTE
     """largest window of a link in bytes; converted to messages by their average size"""
     # The engine announces it in whole frames, however small the transfers are: 128 MiB / 64 KiB = 2,048 frames, twice

@@ -274,7 +274,7 @@ class IncomingLink:
         """Release the link's shares; the link has ended."""
         self._ingress.gates.forget(self.gate_opened)
         self.share.end()
-        self.sender.leave()
+        self._peer.sender_ended(self.sender)
         if self._peer.crediting is not None:
             self._peer.crediting.forget(self.gate_opened, self.link.credit)
 

@@ -37,9 +37,18 @@ class Peer(abc.ABC):
     """The client at the other end of the links; a `contracts.Owner`."""
 
     def __init__(
-        self, connection: Connection, budget: ConnectionBudget, places: Places, wall_clock: Callable[[], int]
+        self,
+        connection: Connection,
+        budget: ConnectionBudget,
+        places: Places,
+        wall_clock: Callable[[], int],
+        *,
+        in_order: bool,
     ) -> None:
-        """`places` assigns partitions to all senders; `wall_clock` returns epoch milliseconds."""
+        """`places` assigns partitions to all senders; `wall_clock` returns epoch milliseconds.
+
+        `in_order`: all links of the peer are one sender, else each link is one.
+        """
         self.pump: Pump
         self.budget = budget  # counts the connection's in-flight records; kept by the publisher
         self.crediting: CreditPause | None = None  # the rate limit of messages from the peer; None: unlimited
@@ -51,6 +60,8 @@ class Peer(abc.ABC):
         self.now_ms = wall_clock
         self._connection = connection
         self._places = places
+        self._in_order = in_order
+        self._sender: Sender | None = None  # of all links, if they are one sender; created with the first
         self._identity: Identity | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._written = 0
@@ -89,9 +100,26 @@ class Peer(abc.ABC):
         return None if self._identity is None else self._identity.name
 
     def sender(self, link: Link) -> Sender:
-        """Return the sender for `link`; it is the same when this client attaches a link of this name again."""
+        """Return the sender for `link`, whose records without a key share a partition (docs/adr/0098).
+
+        A client that connects again with its container-id, and attaches a link of the same name, has the same sender.
+        """
         assert self._identity is not None
-        return self._places.sender(self._identity.name, self.container_id, link.name)
+        if not self._in_order:
+            return self._places.sender(self._identity.name, self.container_id, link.name)
+        if self._sender is None:
+            self._sender = self._places.sender(self._identity.name, self.container_id)
+        return self._sender
+
+    def sender_ended(self, sender: Sender) -> None:
+        """Release the sender of a link that has ended; one of all links stays for the next one."""
+        if sender is not self._sender:
+            sender.leave()
+
+    def leave_sender(self) -> None:
+        """Release the sender of all links; the connection has ended."""
+        if self._sender is not None:
+            self._sender.leave()
 
     def target(self, address: str | None) -> TargetAddress:
         """Parse a target address, and add the tenant's prefix to its topic (`mapping.tenants`). Raises AddressError."""

@@ -1,9 +1,9 @@
 """Senders of records: all records of a sender without a key go to one partition of each topic, in order.
 
-A sender is an AMQP link, an HTTP request, an upload or a WebSocket. `TopicWriter.place` chooses its partition for its
-first record in a topic. The sender keeps the partition, and a link even when it is attached again under its name. It
-is moved only when the partition has no leader and no batches left here, or when the topic was re-created without that
-partition; then all senders and waiting batches of the partition move to the same other one.
+A sender is an AMQP connection (or one of its links), an HTTP request, an upload or a WebSocket. `TopicWriter.place`
+chooses its partition for its first record in a topic. The sender keeps the partition; one with a name gets it again
+when it comes back. It is moved only when the partition has no leader and no batches left here, or when the topic was
+re-created without that partition; then all senders and waiting batches of the partition move to the same other one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.kafka.publish.partition_queue import PartitionQueue
 from gateway.recent import Recent
 
 REMEMBERED: Final = 16_384
-"""How many partitions of detached links are remembered (about 3 MB). The oldest is forgotten first."""
+"""How many partitions of senders that left are remembered (about 3 MB). The oldest is forgotten first."""
 
 
 class Sender(msgspec.Struct, eq=False, kw_only=True):

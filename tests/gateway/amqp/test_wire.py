@@ -141,6 +141,30 @@ async def test_messages_up_to_their_limit_and_above(start_listener: Any, bootstr
     assert [len(record.value) for record in await read_all(bootstrap, topic)] == [limit - 8, limit - 9]
 
 
+@pytest.mark.parametrize("ordered_by", ["connection", "link"])
+async def test_messages_of_several_links_that_arrive_together(
+    start_listener: Any, bootstrap: str, new_topic: Any, ordered_by: str
+) -> None:
+    """They are one partition in the order of arrival, or each link's are."""
+    topic = await new_topic(partitions=3)
+    listener = await start_listener(amqp={"ordered_by": ordered_by})
+    count, links = 60, 3
+    attaches = [Frames.attach(f"l{handle}", handle, address=topic) for handle in range(links)]
+    async with client_of(listener, *attaches) as client:
+        client.say(
+            b"".join(
+                Frames.transfer(number, b"\x00\x53\x75\xa0\x02%02d" % number, handle=number % links)
+                for number in range(count)
+            )
+        )
+        await wait_until(lambda: listener.statistics().incoming[Outcome.STORED] == count)
+    found: dict[int, list[int]] = {}
+    for record in await read_all(bootstrap, topic):
+        found.setdefault(record.partition, []).append(int(record.value))
+    parts = [list(range(count))] if ordered_by == "connection" else [list(range(n, count, links)) for n in range(links)]
+    assert sorted(found.values()) == parts
+
+
 @pytest.mark.clause("AMQP-2.6.14")
 async def test_an_aborted_message_is_not_stored(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)

@@ -55,6 +55,21 @@ async def test_a_jms_producer_without_keys_is_in_order(new_jms: NewJms, own: str
     assert [one for one in seen if one != "another's"] == WANTED
 
 
+async def test_a_jms_session_with_several_producers_is_in_order(new_jms: NewJms, own: str) -> None:
+    """Two producers in turn, then a session and a producer for each message, as Spring's JmsTemplate makes them."""
+    client = await new_jms()
+    session = await client.session()
+    both = [await session.producer(f"queue:{own}") for _ in range(2)]
+    for number in WANTED[:TOGETHER]:
+        await both[int(number) % 2].texts(number)
+    for number in WANTED[TOGETHER:]:
+        for_one = await client.session()
+        await (await for_one.producer(f"queue:{own}")).texts(number)
+        await for_one.close()
+    consumer = await session.consumer(f"queue:{own}")
+    assert jms_bodies(await consumer.receive(len(WANTED))) == WANTED
+
+
 async def test_a_relay_link_is_in_order_for_each_address(new_client: NewClient, own: str) -> None:
     client = await new_client(RHEA)
     topics = [f"{own}-{number}" for number in range(3)]
