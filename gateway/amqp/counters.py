@@ -19,7 +19,7 @@ class Counts(msgspec.Struct):
     )
     sent: Annotated[int, counter("messages sent to peers")] = 0
     expired: Annotated[int, counter("records not sent because they had expired")] = 0
-    too_large_for_peer: Annotated[int, counter("records above a receiver's max-message-size, not sent")] = 0
+    too_large_for_peer: Annotated[int, counter("records above a receiver's max-message-size, left to others")] = 0
     rejected_by_peer: Annotated[int, counter("messages that peers have rejected")] = 0
     returned_by_peer: Annotated[int, counter("messages that peers have released or modified")] = 0
     aborted: Annotated[int, counter("deliveries that peers aborted")] = 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from aiokafka import TopicPartition
 
@@ -43,6 +43,14 @@ class NodeReceiver(Subscriber, Protocol):
         """Whether the link's filters select the record."""
 
 
+class Offer(NamedTuple):
+    """A record for the receivers of a node."""
+
+    record: Received
+    attempts: int = 0  # how often it was returned as failed
+    declined: frozenset[NodeConsumer] = frozenset()  # receivers that must not get it again
+
+
 class Node:
     """One temporary queue or topic. A queue itself subscribes to the live reader; for a topic its receivers do."""
 
@@ -55,7 +63,7 @@ class Node:
         self._nodes = nodes
         self._queue = queue
         self._consumers: dict[NodeConsumer, None] = {}  # of a queue: the next one first
-        self._returned: deque[tuple[Received, int]] = deque()
+        self._returned: deque[Offer] = deque()
         self._timer: asyncio.Handle | None = None
 
     @property
@@ -86,7 +94,7 @@ class Node:
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Offer a record to the queue's next receiver with capacity; see `Subscriber`."""
-        return record.key != self.key or self._hand_over(record, 0)
+        return record.key != self.key or self._hand_over(Offer(record))
 
     def wake(self, consumer: NodeConsumer) -> None:
         """Resume reading for a receiver that has capacity again."""
@@ -101,10 +109,10 @@ class Node:
         """See `NodeConsumer.unread`."""
         return self.live_reader.unread(self if self._queue else consumer, ends) + len(self._returned)
 
-    def give_back(self, record: Received, attempts: int) -> None:
+    def give_back(self, offer: Offer) -> None:
         """Return a record that a receiver has not accepted: a queue offers it again, a topic drops it."""
         if self._queue:
-            self._returned.append((record, attempts))
+            self._returned.append(offer)
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(RETURN_S, self._return)
 
@@ -133,17 +141,17 @@ class Node:
         self._hand_over_returned()
 
     def _hand_over_returned(self) -> None:
-        while self._returned and self._hand_over(*self._returned[0]):
+        while self._returned and self._hand_over(self._returned[0]):
             self._returned.popleft()
 
-    def _hand_over(self, record: Received, attempts: int) -> bool:
+    def _hand_over(self, offer: Offer) -> bool:
         """Hand a record to the next receiver that selects it and has capacity; drop it if no receiver selects it."""
         wanted = not self._consumers
         for consumer in self._consumers:
-            if not consumer.link.wants(record):
+            if consumer in offer.declined or not consumer.link.wants(offer.record):
                 continue
             wanted = True
-            if consumer.take(record, attempts):
+            if consumer.take(offer):
                 if consumer in self._consumers:  # taking the record may have ended the link
                     del self._consumers[consumer]
                     self._consumers[consumer] = None
@@ -160,7 +168,7 @@ class NodeConsumer:
         self.link = link
         self.lossy = False
         self._node = node
-        self._held: dict[int, tuple[Received, int]] = {}
+        self._held: dict[int, Offer] = {}
 
     @property
     def demand(self) -> int:
@@ -169,11 +177,12 @@ class NodeConsumer:
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Offer a record of a temporary topic; see `Subscriber`."""
-        return record.key != self._node.key or self.take(record, 0)
+        return record.key != self._node.key or self.take(Offer(record))
 
-    def take(self, record: Received, attempts: int) -> bool:
+    def take(self, offer: Offer) -> bool:
         """Send a record if the link has capacity; return whether it was sent."""
-        self._held[id(record)] = (record, attempts)  # before the offer, because the link may settle during it
+        record = offer.record
+        self._held[id(record)] = offer  # before the offer, because the link may settle during it
         if self.link.offer_nowait(record):
             return True
         del self._held[id(record)]
@@ -194,13 +203,15 @@ class NodeConsumer:
 
     def requeue(self, record: Received, *, failed: bool = True) -> None:
         """Return a record to the node; `failed` counts an attempt."""
-        found = self._held.pop(id(record), None)
-        if found is not None:
-            self._node.give_back(record, found[1] + failed)
+        offer = self._held.pop(id(record), None)
+        if offer is not None:
+            self._node.give_back(offer._replace(attempts=offer.attempts + failed))
 
     def decline(self, record: Received, *, failed: bool, keep: bool) -> None:
-        """Keep a record that this receiver does not take for the next one (possibly the same again)."""
-        self.requeue(record, failed=failed)
+        """Leave a record that this receiver must not have to the others; without one it is dropped."""
+        offer = self._held.pop(id(record), None)
+        if offer is not None:
+            self._node.give_back(Offer(record, offer.attempts + failed, offer.declined | {self}))
 
     def has_other(self, record: Received) -> bool:
         """Whether there is another receiver."""
@@ -208,8 +219,8 @@ class NodeConsumer:
 
     def attempts(self, record: Received) -> int:
         """Return how often the record was returned as failed."""
-        found = self._held.get(id(record))
-        return found[1] if found is not None else 0
+        offer = self._held.get(id(record))
+        return offer.attempts if offer is not None else 0
 
     def failures(self, record: Received) -> int:
         """Return 0: failures are not counted, because dynamic nodes have no dead letters."""
@@ -227,8 +238,8 @@ class NodeConsumer:
         """Leave the node and return the unsettled records to it."""
         self._node.leave(self)
         held, self._held = self._held, {}
-        for record, attempts in held.values():
-            self._node.give_back(record, attempts + 1)
+        for offer in held.values():
+            self._node.give_back(offer._replace(attempts=offer.attempts + 1))
 
 
 class Nodes:

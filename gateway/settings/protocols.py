@@ -148,8 +148,8 @@ class AmqpConfig(Section):
     """unsettled messages on a receiver's link: credit does not limit their number"""
     dead_letter_topic: str | None = None
     """topic for records that a group's AMQP receivers cannot process, such as `{topic}-dlq`; `{topic}` is replaced by
-    the record's topic. It must exist unless `kafka.create_topics` is set. Not set: rejected records are skipped, and
-    failed ones are delivered again without limit"""
+    the record's topic. It must exist unless `kafka.create_topics` is set. Not set: rejected records are skipped, failed
+    ones are delivered again without limit, and those that no receiver may have stay in the log"""
     max_attempts: Annotated[int, Field(ge=1)] = 10
     """how often a record may fail (`modified` with delivery-failed, or its connection closes while it is unsettled)
     before it becomes a dead letter. Counted in memory while the group has receivers at this gateway. Same default as

@@ -1,7 +1,8 @@
 """A link on which the peer receives: a subscriber of the end of a topic, or of a consumer group.
 
 The link's credit is its demand. An accepted record is done; a released or modified one returns to the group; one that
-is rejected, or fails too often, becomes a dead letter. A link at the end of the log has no group that could offer a
+is rejected, or fails too often, becomes a dead letter. One that is too large for the link, or undeliverable here, is
+left to other receivers. A link at the end of the log has no group that could offer a
 record again, so there every outcome ends the record.
 """
 
@@ -19,6 +20,7 @@ from aiokafka import TopicPartition
 from flowcontrol.budget import UNCOUNTED, Budget, ReceiverBudget
 from gateway.amqp.counters import Counts
 from gateway.amqp.links.dead_letters import DeadLetters
+from gateway.amqp.links.draining import until_read
 from gateway.amqp.links.peer import Peer
 from gateway.amqp.links.subscriptions import Subscriptions
 from gateway.amqp.nodes import NodeConsumer
@@ -38,7 +40,7 @@ from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITI
 from mapping.record import Received
 from protocols.amqp import outcomes
 from protocols.amqp.links import SETTLED, Link
-from protocols.amqp.outcomes import STATE_ACCEPTED, STATE_FAILED, Error, State
+from protocols.amqp.outcomes import MESSAGE_SIZE_EXCEEDED, STATE_ACCEPTED, STATE_FAILED, Error, State
 
 log = structlog.get_logger(__name__)
 
@@ -51,11 +53,6 @@ BYTES_PER_RECORD: Final = 1024
 """This many bytes of messages count as one more record of a burst."""
 UNSETTLED_COST: Final = 512
 """Bytes of memory for an unsettled delivery besides its message, in proton and here."""
-
-DRAIN_S: Final = 8.0
-"""How long a drain (part 2.6.7) waits without progress in reading before it is answered; the usual wait for Kafka."""
-DRAIN_POLL_S: Final = (0.01, 0.2)
-"""The first and the longest poll interval of a drain: thousands of links may wait for one busy Kafka."""
 
 
 class Egress(msgspec.Struct, frozen=True):
@@ -76,7 +73,8 @@ class OutgoingLink:
     __slots__ = (
         "_burst", "_condition", "_dead_letters_done", "_dead_letters_pending", "_draining", "_egress",
         "_ended", "_engine", "_holding", "_membership", "_names", "_now_ms", "_partition", "_peer", "_reader_waits",
-        "_selected", "_settled", "_source", "_transactions_done", "link", "lossy", "retiring", "topic", "unsettled",
+        "_selected", "_settled", "_source", "_told_size", "_transactions_done", "link", "lossy", "retiring",
+        "topic", "unsettled",
     )  # fmt: skip
 
     def __init__(self, egress: Egress, peer: Peer, link: Link, source: Source) -> None:
@@ -100,6 +98,7 @@ class OutgoingLink:
         self._burst = 0  # records that may be sent before demand and clock are read again
         self._now_ms = 0
         self._reader_waits = True  # the reader waits for `wake`
+        self._told_size = False  # a message above the peer's max-message-size was logged
         self.link = link  # the engine's
         self.topic = source.topic  # the Kafka topic
         self.lossy = False  # a record is offered until it is sent
@@ -239,7 +238,7 @@ class OutgoingLink:
     def _sendable(
         self, records: Sequence[Received], messages: Sequence[bytes | None], limit: int
     ) -> tuple[list[Received], list[bytes]]:
-        """Return the records that are neither expired nor above the peer's limit, and finish the others."""
+        """Return the records that are neither expired nor above the peer's limit; finish or pass on the others."""
         counts = self._egress.counts
         fit: list[Received] = []
         found: list[bytes] = []
@@ -248,13 +247,27 @@ class OutgoingLink:
                 fit.append(record)
                 found.append(data)
                 continue
-            if data is None:
-                counts.expired += 1
-            else:
-                counts.too_large_for_peer += 1
+            if data is not None:
+                self._too_large(record, len(data), limit)
+                continue
+            counts.expired += 1
             if self._membership is not None:
                 self._membership.done(record)
         return fit, found
+
+    def _too_large(self, record: Received, size: int, limit: int) -> None:
+        """Leave a record above the peer's max-message-size to others (part 2.7.3: it must not be sent here)."""
+        counts = self._egress.counts
+        if not self._told_size:
+            self._told_size = True
+            log.warning("messages are larger than a receiver's max-message-size", topic=self.topic, link=self.link.name,
+                        client=self._peer.subject, size=size, limit=limit)  # fmt: skip
+        counts.too_large_for_peer += 1
+        membership = self._membership
+        if membership is not None:
+            reason = f"{size} bytes, the receiver takes {limit}"
+            cause = Cause(self._source.group or "", membership.attempts(record), MESSAGE_SIZE_EXCEEDED, reason)
+            self._pass_on(membership, record, cause)
 
     def _next_burst(self) -> int:
         """Return how many records may be sent before the limits are checked again."""
@@ -370,10 +383,9 @@ class OutgoingLink:
             error = state.error or Error(CONDITION_REJECTED)
             cause = Cause(group, attempts, error.condition, error.description)
         elif state.undeliverable_here:
-            if membership.has_other(record):
-                membership.decline(record, failed=failed, keep=True)
-                return
             cause = Cause(group, attempts, CONDITION_UNDELIVERABLE, "there is no other receiver")
+            self._pass_on(membership, record, cause, failed=failed)
+            return
         elif failed and membership.failures(record) + 1 >= self._egress.dead_letters.max_attempts:
             cause = Cause(group, attempts, CONDITION_ATTEMPTS, "the last receiver answered modified(delivery-failed)")
             if not self._dead_letter(record, cause):
@@ -384,6 +396,16 @@ class OutgoingLink:
             return
         if not self._dead_letter(record, cause):
             membership.done(record)
+
+    def _pass_on(
+        self, membership: Membership | NodeConsumer, record: Received, cause: Cause, *, failed: bool = False
+    ) -> None:
+        """Leave a record that this link must not have to other receivers.
+
+        Without another one it becomes a dead letter, or stays in the log for those that join later.
+        """
+        if membership.has_other(record) or not self._dead_letter(record, cause):
+            membership.decline(record, failed=failed, keep=True)
 
     def _dead_letter(self, record: Received, cause: Cause) -> bool:
         """Store a dead letter; return False when there is no topic for it."""
@@ -471,8 +493,7 @@ class OutgoingLink:
             failures.report("group", error, group)
 
     async def _drain(self) -> None:
-        """Send the records stored until now, if Kafka makes progress within `DRAIN_S`; then give up the credit."""
-        loop = asyncio.get_running_loop()
+        """Send the records stored until now, if Kafka makes progress; then give up the credit."""
         reader = self._membership if self._membership is not None else self._egress.live_reader
         try:
             ends: Mapping[TopicPartition, int] = {}
@@ -480,15 +501,7 @@ class OutgoingLink:
                 ends = await reader.ends(self.topic)
             if self._partition is not None:
                 ends = {place: end for place, end in ends.items() if place.partition == self._partition}
-            left, until = -1, 0.0
-            pause, longest = DRAIN_POLL_S
-            while (now := self._unread(ends)) and not self._ended:
-                if now != left:
-                    left, until = now, loop.time() + DRAIN_S
-                elif loop.time() > until:
-                    break
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, longest)
+            await until_read(lambda: self._unread(ends))
         finally:
             self._draining = None
         if not self._ended:
@@ -498,7 +511,7 @@ class OutgoingLink:
 
     def _unread(self, ends: Mapping[TopicPartition, int]) -> int:
         """Return how many records below `ends` were not offered to this link yet; 0 when it cannot send more."""
-        if self.demand <= 0 and self._peer.can_send:
+        if self._ended or (self.demand <= 0 and self._peer.can_send):
             return 0  # no credit is left, or the limit of unsettled deliveries is reached
         if self._membership is not None:
             return self._membership.unread(ends)

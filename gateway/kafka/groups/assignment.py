@@ -56,12 +56,12 @@ class Delivery(msgspec.Struct, eq=False):
     attempts: int = 0  # how often it came back
     failures: int = 0  # how many of these failed
     returns: int = 0  # how often it came back with a back-off, which grows with this count
-    kept: bool = False  # not settled when all members have declined it
-    declined: set[Member] | frozenset[Member] = frozenset()  # the members known not to want it
+    kept: bool = False  # stays in the log when all members have declined it
+    declined: set[Member] | None = None  # the members known not to want it
 
     def decline(self, member: Member) -> None:
         """Note that a member does not want the record."""
-        if isinstance(self.declined, frozenset):
+        if self.declined is None:
             self.declined = set()
         self.declined.add(member)
 
@@ -84,6 +84,8 @@ class AssignedPartition:
     in_flight: set[int] = field(default_factory=set)  # the unselected offsets that were offered to subscribers again
     # attempts and failures of unselected records that were delivered before
     tries: dict[int, Tries] = field(default_factory=dict)
+    # members that must not be offered an unselected record again; at most `TRIES` records
+    declined: dict[int, set[Member]] = field(default_factory=dict)
     ledger: Ledger | None = None  # the previous owner's list of settled records; None once all of them are passed
     # for each offset that several pools want: how many of them have not settled it
     copies: dict[int, int] = field(default_factory=dict)
@@ -117,8 +119,8 @@ class AssignedPartition:
             self.ledger = None
         return found
 
-    def leave(self, offset: int, tries: Tries) -> None:
-        """Leave a record that no subscriber here selects in the log, for others."""
+    def leave(self, offset: int, tries: Tries, declined: set[Member] | None = None) -> None:
+        """Leave a record that no subscriber here selects in the log, for others than those that have declined it."""
         if offset in self.in_flight:
             self.in_flight.remove(offset)
         else:
@@ -126,6 +128,8 @@ class AssignedPartition:
             self.unselected.add(offset)
         if tries != UNTRIED and len(self.tries) < TRIES:
             self.tries[offset] = tries
+        if declined and len(self.declined) < TRIES:
+            self.declined[offset] = declined
 
     def finish(self, offset: int) -> None:
         """Settle a record for one pool; it is settled for good when all pools with a copy have settled it."""
@@ -139,8 +143,16 @@ class AssignedPartition:
             self.in_flight.remove(offset)
             self.unselected.discard(offset)
             self.tries.pop(offset, None)
+            self.declined.pop(offset, None)
         else:
             self.checkpoint.settle(offset)
+
+    def forget(self, member: Member) -> None:
+        """Drop what is kept about a member that leaves."""
+        if self.preferred is member:
+            self.preferred = None
+        for declined in self.declined.values():
+            declined.discard(member)
 
     def discard_deleted(self, begin: int, end: int) -> int:
         """Note that the log no longer has records at these offsets; return how many of them were unselected.
@@ -153,6 +165,7 @@ class AssignedPartition:
             self.unselected.add(offset)
         if count:
             self.tries = {offset: tries for offset, tries in self.tries.items() if offset in self.unselected}
+            self.declined = {offset: members for offset, members in self.declined.items() if offset in self.unselected}
         return count
 
     def committable(self, settled: Collection[int] = ()) -> OffsetAndMetadata | None:
@@ -239,7 +252,7 @@ class Member:
 
     def selects(self, delivery: Delivery) -> bool:
         """Whether it may be offered a record now: it wants the record, and no reading will bring it."""
-        if self in delivery.declined:
+        if delivery.declined is not None and self in delivery.declined:
             return False
         if self.behind:
             reading = self.behind.get(delivery.assigned)

@@ -108,12 +108,16 @@ class CatchUp(msgspec.Struct, eq=False):
             self.note_deleted(assigned, reading.position, offset)
         if offset not in assigned.unselected or offset in assigned.in_flight:
             return True  # settled already, or held by another member
-        if member.wants is not None and not member.wants(record):
+        declined = assigned.declined.get(offset)
+        if (declined and member in declined) or (member.wants is not None and not member.wants(record)):
             return True
         if self._suspended():
             return False
         assigned.in_flight.add(offset)
-        if self._offer(member, Delivery(record, assigned, pool, *assigned.tries.get(offset, UNTRIED))):
+        delivery = Delivery(record, assigned, pool, *assigned.tries.get(offset, UNTRIED))
+        if declined:
+            delivery.declined, delivery.kept = declined, True
+        if self._offer(member, delivery):
             return True
         assigned.in_flight.remove(offset)
         return False

@@ -124,8 +124,7 @@ class Dispatch:
         del member.subscriber  # it refers back to its member
         self._pools.remove(member)
         for assigned in self.assignment.values():
-            if assigned.preferred is member:
-                assigned.preferred = None
+            assigned.forget(member)
         self._sort_parked()
         held = list(member.held.values())
         member.held.clear()
@@ -235,11 +234,13 @@ class Dispatch:
         self.progress.set()
 
     def _leave_in_log(self, delivery: Delivery) -> None:
-        """Leave a record that no member here wants in the log if its topic is a queue; otherwise settle it."""
+        """Leave a record that no member here wants in the log if it is kept or its topic is a queue; or settle it."""
         assigned, record = delivery.assigned, delivery.record
         stays = self._queues.get(record.topic)
-        if stays is not None and record.offset not in assigned.copies and stays(record):
-            assigned.leave(record.offset, (delivery.attempts, delivery.failures))
+        kept = delivery.kept or (stays is not None and stays(record))
+        if kept and record.offset not in assigned.copies:
+            declined = delivery.declined if delivery.kept else None
+            assigned.leave(record.offset, (delivery.attempts, delivery.failures), declined)
         else:
             self.unwanted += 1
             assigned.finish(record.offset)
@@ -353,9 +354,6 @@ class Dispatch:
                     self.ready.add(delivery, first=True)
             elif wanted:
                 passed.append(delivery)  # for members without capacity; others may want the next ones
-            elif delivery.kept:
-                delivery.declined = frozenset()
-                self._redelivery.add(delivery)
             else:
                 self._leave_in_log(delivery)
         for delivery in reversed(passed):

@@ -77,8 +77,8 @@ class Membership:
     def decline(self, record: Received, *, failed: bool = False, keep: bool = False) -> None:
         """Offer the record to other subscribers, as it is not for this one; when no candidate is left, it is settled.
 
-        `failed`: count this as a failed attempt. `keep`: when no candidate is left, offer it to all of them again,
-        after a back-off.
+        `failed`: count this as a failed attempt. `keep`: when no candidate is left, leave it in the log for subscribers
+        that join later, in a subscription as well as in a queue.
         """
         self._dispatch.decline(self._member, record, failed=failed, keep=keep)
 
