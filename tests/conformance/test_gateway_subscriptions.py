@@ -6,7 +6,7 @@ import pytest
 
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Subscription
-from tests.conformance.conftest import Connect
+from tests.conformance.conftest import Connect, kept
 
 BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
 
@@ -95,6 +95,39 @@ async def test_replacing_a_subscription_loses_nothing(connect: Connect, place: s
             if packet.qos == 1:
                 client.send(packets.Puback(packet.packet_id))
     assert seen == list(range(40))
+
+
+@pytest.mark.clause("MQTT-3.8.4-4", "MQTT311-3.8.4-3")
+@BOTH
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_replacing_a_subscription_keeps_what_waits(
+    connect: Connect, place: str, client_id: str, version: int, qos: int
+) -> None:
+    """A client that comes back subscribes again, with another QoS, before it has what was stored meanwhile.
+
+    It gets all of it, over another interruption too, and then new messages once, at the new QoS.
+    """
+    options = kept(version, **({"receive_maximum": 3} if version == 5 else {}))
+    sender, client = await connect(), await connect(client_id, **options)
+    await client.subscribe(Subscription(f"{place}/+", 1))
+    await client.disconnect()
+    for number in range(20):
+        await sender.publish(f"{place}/a", b"%d" % number, 1)
+    seen: list[bytes] = []
+    for count in (5, 20):
+        client = await connect(client_id, **options)
+        assert (await client.subscribe(Subscription(f"{place}/+", qos))).reason_codes == (qos,)
+        while len(seen) < count:
+            message = await client.expect(packets.Publish)
+            assert message.qos == 1
+            seen += [message.payload] * (message.payload not in seen)
+            client.send(packets.Puback(message.packet_id))
+        if count == 5:
+            client.drop()
+    assert seen == [b"%d" % number for number in range(20)]
+    await sender.publish(f"{place}/b", b"new", 1)
+    last = await client.message()
+    assert (last.payload, last.qos) == (b"new", min(qos, 1))
 
 
 @pytest.mark.clause("MQTT-3.10.4-1", "MQTT-3.10.4-2", "MQTT-3.10.4-4", "MQTT-3.10.4-5", "MQTT-3.10.4-6")

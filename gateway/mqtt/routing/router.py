@@ -293,6 +293,16 @@ class Router:
             for topic in self._topics_of(filters)
         }
 
+    def behind(self, topic_filter: str, outbox: Subscriber) -> Offsets:
+        """Return the live reader's positions in those of a filter's partitions where an outbox has not reached them."""
+        found: Offsets = {}
+        for topic in self._topics_of((topic_filter,)):
+            for partition, position in self._live_reader.positions(topic, outbox).items():
+                live = self._live_reader.position(topic, partition)
+                if live is not None and position < live:
+                    found.setdefault(topic, {})[partition] = live
+        return found
+
     def _topics_of(self, filters: Collection[str]) -> set[str]:
         return {topic for name in filters if name in self._held for topic in self._held[name].topics}
 

@@ -298,7 +298,7 @@ class Deliveries:
         if delivery is None:
             return
         if match is None:
-            match = self._subscriptions.match(delivery, self.client_id)
+            match = self._subscriptions.match(record, delivery, self.client_id)
         if entry is not None:
             match = match or _PLAIN
             message = self._message(delivery, match.identifiers)  # already sent, so it does not expire [MQTT-4.3.3-7]

@@ -27,7 +27,14 @@ from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts
 from gateway.mqtt.session.self_delivery import OwnCopies
 from gateway.mqtt.session.shared import ShareParts, Shares, is_refused
 from gateway.mqtt.session.subscriptions import Subscriptions
-from gateway.mqtt.state.records import InflightRecord, Offsets, PendingWill, SessionRecord, SessionSubscription
+from gateway.mqtt.state.records import (
+    Backlog,
+    InflightRecord,
+    Offsets,
+    PendingWill,
+    SessionRecord,
+    SessionSubscription,
+)
 from gateway.mqtt.state.store import SessionStore
 from gateway.pauses import RECEIVE_MAXIMUM
 from gateway.security.authorization import Grant
@@ -278,6 +285,7 @@ class Session:
                 self._inflight.forget_recreated(router.topic_ids(self._held))
                 reached = self._inflight.reached
                 self._inflight.reset_truncated(await router.ends(self._held, self._make_outboxes(), reached))
+                self.subscriptions.trim_backlogs(reached)
         except BaseException:
             self._drop()
             raise
@@ -313,6 +321,7 @@ class Session:
         parts = self._parts
         if self._inflight is not None:
             self._inflight.topic_ids, self._inflight.reached = self._topic_ids(), self._reached()
+            self.subscriptions.trim_backlogs(self._inflight.reached)
         self.client = self.deliveries.client = None
         self.shares.leave_all()
         self.deliveries.stop()
@@ -333,6 +342,7 @@ class Session:
     def forget_topic(self, topic: str) -> None:
         """Drop the state of a deleted Kafka topic; a new topic of that name is offered from its beginning."""
         self.deliveries.forget_topic(topic)
+        self.subscriptions.forget_topic(topic)
         if self.inbound_qos2 is not None:
             self.inbound_qos2.forget_topic(topic)
 
@@ -348,10 +358,20 @@ class Session:
     def subscribed(self, subscription: SessionSubscription, since: Since) -> bool:
         """Add a subscription whose filter the router holds since `since`; return whether it is new."""
         self._make_outboxes()
-        if subscription.options.topic_filter in self.subscriptions.by_filter:
-            since = {}  # replacing a subscription must lose no messages [MQTT-3.8.4-4]
+        former = self.subscriptions.by_filter.get(subscription.options.topic_filter)
+        if former is not None:  # replacing a subscription must lose no messages [MQTT-3.8.4-4]
+            since = {}
+            if not subscription.options.qos:
+                subscription = msgspec.structs.replace(subscription, backlog=self._backlog(former))
         self.subscriptions.put(subscription)
         return self._parts.router.add(self, subscription, since)
+
+    def _backlog(self, former: SessionSubscription) -> Backlog | None:
+        """Return what a subscription that is replaced by one at QoS 0 has not delivered yet."""
+        if not former.options.qos:
+            return former.backlog
+        until = self._parts.router.behind(former.options.topic_filter, self._make_outboxes())
+        return Backlog(former.options.qos, until) if until else None
 
     def unsubscribed(self, topic_filter: str) -> bool:
         """Remove a subscription and return whether it existed; deliveries in flight complete [MQTT-3.10.4-3]."""

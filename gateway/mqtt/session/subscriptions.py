@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from gateway.mqtt.routing.router import Match, combine
-from gateway.mqtt.state.records import SessionSubscription
+from gateway.mqtt.state.records import Backlog, Offsets, SessionSubscription
 from mapping.mqtt.outgoing import Delivery
+from mapping.record import Received
 from protocols.mqtt.topics import SubscriptionTrie
 
 REMEMBERED_TOPICS: Final = 1000
@@ -37,14 +41,35 @@ class Subscriptions:
 
     @property
     def lossless(self) -> set[str]:
-        """The filters at QoS 1 and 2."""
-        return {name for name, subscription in self.by_filter.items() if subscription.options.qos}
+        """The filters at QoS 1 and 2, and those that have been so and still owe messages."""
+        return {name for name, each in self.by_filter.items() if each.options.qos or each.backlog is not None}
 
-    def match(self, delivery: Delivery, client_id: str) -> Match | None:
-        """Return how the subscriptions together match a message; `client_id` is the session's, for No Local."""
-        return combine(
-            delivery, client_id, (subscription for _, subscription in self._own_trie().match(delivery.topic))
-        )
+    def match(self, record: Received, delivery: Delivery, client_id: str) -> Match | None:
+        """Return how the subscriptions together match a record that is read late.
+
+        `delivery` is its MQTT form; `client_id` is the session's, for No Local.
+        """
+        matching = self._own_trie().match(delivery.topic)
+        return combine(delivery, client_id, (subscription.for_record(record) for _, subscription in matching))
+
+    def trim_backlogs(self, reached: Offsets) -> None:
+        """Drop what is owed below `reached`: it was offered. Partitions that are missing there owe nothing."""
+        self._keep_owed(lambda topic, partition, end: reached.get(topic, {}).get(partition, end) < end)
+
+    def forget_topic(self, deleted: str) -> None:
+        """Drop what is owed of a deleted Kafka topic."""
+        self._keep_owed(lambda topic, _partition, _end: topic != deleted)
+
+    def _keep_owed(self, is_owed: Callable[[str, int, int], bool]) -> None:
+        for subscription in [each for each in self.by_filter.values() if each.backlog is not None]:
+            assert subscription.backlog is not None
+            owed: Offsets = {}
+            for topic, offsets in subscription.backlog.until.items():
+                for partition, end in offsets.items():
+                    if is_owed(topic, partition, end):
+                        owed.setdefault(topic, {})[partition] = end
+            backlog = Backlog(subscription.backlog.qos, owed) if owed else None
+            self.put(msgspec.structs.replace(subscription, backlog=backlog))
 
     def matches_own(self, topic: str) -> bool:
         """Whether the session receives its own client's messages to a topic."""

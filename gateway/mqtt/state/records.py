@@ -13,6 +13,7 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from mapping.record import Received
 from protocols.mqtt.packets import Subscription, Version, Will
 from protocols.mqtt.states import UNLIMITED
 
@@ -34,11 +35,26 @@ Offsets = dict[str, dict[NotNegative, NotNegative]]
 """Kafka topic -> partition -> offset."""
 
 
+class Backlog(msgspec.Struct, frozen=True, array_like=True):
+    """Messages that a subscription had not delivered when it was replaced by one at QoS 0 [MQTT-3.8.4-4]."""
+
+    qos: Annotated[int, msgspec.Meta(ge=1, le=2)]  # at which they are delivered
+    until: Offsets  # those below these offsets
+
+
 class SessionSubscription(msgspec.Struct, frozen=True, omit_defaults=True):
     """A subscription: the options, and the Subscription Identifier (0: none)."""
 
     options: Subscription
     identifier: NotNegative = 0
+    backlog: Backlog | None = None
+
+    def for_record(self, record: Received) -> SessionSubscription:
+        """Return the subscription as it applies to a record that is read late."""
+        backlog = self.backlog
+        if backlog is None or record.offset >= backlog.until.get(record.topic, {}).get(record.partition, 0):
+            return self
+        return SessionSubscription(msgspec.structs.replace(self.options, qos=backlog.qos), self.identifier)
 
 
 class PendingWill(msgspec.Struct, frozen=True, omit_defaults=True):
