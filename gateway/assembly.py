@@ -42,6 +42,7 @@ from gateway.mqtt.registry.upkeep import Upkeep
 from gateway.mqtt.registry.wills import Wills
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Router
+from gateway.mqtt.routing.share_starts import ShareStarts
 from gateway.mqtt.routing.shared_groups import Sharing
 from gateway.mqtt.session.deliveries import DeliveryParts
 from gateway.mqtt.session.qos2 import Qos2Parts, StartOffsets
@@ -397,6 +398,8 @@ def _session_parts(  # noqa: PLR0917 - the parts that sessions use
     """Create the parts that MQTT sessions use."""
     wait_s = process.config.mqtt.echo_wait_ms / 1000
     counters = Counters()
+    starts = ShareStarts(log.groups, log.lookup, store)
+    groups.released.append(starts.forget)
     return SessionParts(
         router=router,
         live_reader=log.live_reader,
@@ -407,7 +410,9 @@ def _session_parts(  # noqa: PLR0917 - the parts that sessions use
             messages=router.messages, retained=retained, counters=counters, wall_clock=wall_clock, touched=set()
         ),
         shares=ShareParts(
-            sharing=Sharing(log.groups, rules, log.topics, router.messages.delivery), names=groups, spawn=process.spawn
+            sharing=Sharing(log.groups, rules, log.topics, router.messages.delivery, starts),
+            names=groups,
+            spawn=process.spawn,
         ),
         qos2=Qos2Parts(
             publisher=log.publisher,

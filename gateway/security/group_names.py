@@ -92,6 +92,7 @@ class GroupNames:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._decoder = msgspec.json.Decoder(Owned)
         self._statistics = GroupNamesStatistics()
+        self.released: list[Callable[[str], None]] = []  # called with each group that Kafka has deleted
 
     # the table
 
@@ -186,6 +187,8 @@ class GroupNames:
         if group in self._owned:
             self._write(group, None)
             self._drop(group)
+        for callback in self.released:
+            callback(group)
 
     def _denied(self, group: str) -> Refused:
         self._statistics.refused_total += 1

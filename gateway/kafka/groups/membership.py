@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from types import MappingProxyType
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
@@ -167,6 +168,8 @@ class Groups:
         # where the group starts in topics in which it has committed nothing; `latest`: at the current end. The start is
         # committed immediately
         offset_reset: OffsetReset = "earliest",
+        # where it starts instead in these partitions, if it has committed nothing in their topics
+        starts: Mapping[TopicPartition, int] = MappingProxyType({}),
         # matches records, and shares them with the subscribers that have the same filter; None: all, shared by all
         subscription_filter: SubscriptionFilter | None = None,
         wants: Condition | None = None,  # the subscriber's own selector; None selects all
@@ -200,7 +203,13 @@ class Groups:
                 reader.start()
             # Add the member before subscribing, so that its first records find an interested member.
             member = reader.add(
-                subscriber, topics, subscription_filter, wants, latest=offset_reset == "latest", queue=queue
+                subscriber,
+                topics,
+                subscription_filter,
+                wants,
+                latest=offset_reset == "latest",
+                starts=starts,
+                queue=queue,
             )
         try:
             await self._subscribe(reader)

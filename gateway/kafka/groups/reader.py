@@ -157,14 +157,18 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         wants: Condition | None,
         *,
         latest: bool,
+        starts: Mapping[TopicPartition, int],
         queue: Condition | None,
     ) -> Member:
         """Add a subscriber, as in `Groups.join`; call `subscribe` next when its topics are new.
 
-        `latest`: a group without committed offsets in a topic starts at the topic's end.
+        A group without committed offsets in a topic begins at `starts`, and where these have nothing at the topic's end
+        (`latest`) or its beginning.
         """
+        new = set(topics) - self.topics
+        self._starts.begin_at({tp: offset for tp, offset in starts.items() if tp.topic in new})
         if latest:
-            self._starts.begin_at_end(set(topics) - self.topics)
+            self._starts.begin_at_end(new)
         return self.dispatch.add(subscriber, topics, subscription_filter, wants, queue=queue)
 
     def remove(self, member: Member, *, failed: bool = True) -> None:

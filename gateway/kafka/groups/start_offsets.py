@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -31,6 +31,7 @@ class StartOffsets:
         self._group = group
         self._lookup = lookup
         self._latest: set[str] = set()  # topics that a new group starts at the end of
+        self._given: dict[TopicPartition, int] = {}  # where a new group starts, whatever `_latest` says
         self._ends: dict[TopicPartition, int] = {}  # where these ends were
         self._lacking = asyncio.Event()  # set while partitions are leaderless
 
@@ -38,9 +39,15 @@ class StartOffsets:
         """Let a new group start at the end of these topics."""
         self._latest.update(topics)
 
+    def begin_at(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Let a new group start at these offsets; of several callers' the lowest counts."""
+        given = self._given
+        given |= {tp: min(offset, given.get(tp, offset)) for tp, offset in starts.items()}
+
     def forget_unwanted(self, wanted: Collection[str]) -> None:
         """Forget topics of subscribers that have left before the group was joined for them."""
         self._latest.intersection_update(wanted)
+        self._given = {tp: offset for tp, offset in self._given.items() if tp.topic in wanted}
 
     async def find(self, consumer: AIOKafkaConsumer, topics: frozenset[str], wanted: Collection[str]) -> None:
         """Fix where a new group starts in `topics`, before it is joined; forget topics that are not `wanted`.
@@ -52,16 +59,20 @@ class StartOffsets:
             KafkaError: Kafka is unreachable, or denies access.
             Refused: as for KafkaError.
         """
-        existing = await self._lookup.existing(self._latest.intersection(topics))
+        given = {tp.topic for tp in self._given}
+        existing = await self._lookup.existing((self._latest | given) & topics)
         partitions = [tp for tps in existing.values() for tp in tps]
         old = {tp.topic for tp in await committed_positions(consumer, partitions)}
         new = [tp for tp in partitions if tp.topic not in old]
+        self._ends |= {tp: self._given[tp] for tp in new if tp in self._given}
+        new = [tp for tp in new if tp not in self._given and tp.topic in self._latest]
         if new:
             called = round(time.time() * 1000)
             ends = await self._lookup.ends(new, led=True)
             self._ends |= ends
             self._note_leaderless([tp for tp in new if tp not in ends and self._lookup.has(tp)], called)
         self._latest = (self._latest - topics) & set(wanted)
+        self._given = {tp: at for tp, at in self._given.items() if tp.topic in wanted and tp.topic not in topics}
         self._keep(lambda tp: tp.topic in wanted)
 
     def _note_leaderless(self, partitions: Collection[TopicPartition], since: int) -> None:

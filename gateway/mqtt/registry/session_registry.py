@@ -27,6 +27,7 @@ from gateway.mqtt.state.records import (
     NEVER,
     RELEASE,
     SESSION,
+    SHARE,
     GatewayRecord,
     InflightHead,
     InflightRecord,
@@ -105,7 +106,9 @@ class Sessions:
         if found is None:
             return
         kind, name = found
-        if self._store.is_own(record):
+        if kind == SHARE:
+            self._store.shares.apply(name, record.value)
+        elif self._store.is_own(record):
             if kind == SESSION:
                 self._read_back(name, record.value)
         elif kind == INFLIGHT:

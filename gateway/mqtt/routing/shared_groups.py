@@ -25,6 +25,7 @@ from gateway.kafka.groups.assignment import SubscriptionFilter
 from gateway.kafka.groups.membership import Groups, Membership
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.routing.router import Match, combine
+from gateway.mqtt.routing.share_starts import ShareStarts, Start
 from gateway.mqtt.state.records import SessionSubscription
 from mapping.mqtt.outgoing import Delivery
 from mapping.record import Received
@@ -166,7 +167,13 @@ class _Filter(msgspec.Struct, eq=False):
 
     subscription_filter: SubscriptionFilter
     shares: dict[SharedSubscriber, Share] = {}
+    start: Start | None = None  # where it began; None before the first member joins
+    beginning: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)  # held while this is found
     topics: frozenset[str] = msgspec.field(default_factory=frozenset)
+
+    def is_newer(self, record: Received) -> bool:
+        """Whether the subscription is newer than a record."""
+        return self.start is not None and self.start.is_after(record)
 
 
 class _Group:
@@ -199,9 +206,11 @@ class _Group:
                 self._emptied()
 
     def select(self, record: Received) -> Sequence[str]:
-        """Return the filters that match the record's topic; none if it has no MQTT topic."""
+        """Return the filters that match the record and are not newer; none if it has no MQTT topic."""
         topic = self._rules.mqtt_topic(record.topic, record.key, record.headers)
-        return () if topic is None else [text for text, _ in self._trie.match(topic)]
+        if topic is None:
+            return ()
+        return [text for text, _ in self._trie.match(topic) if not self.filters[text].is_newer(record)]
 
 
 class Sharing:
@@ -213,6 +222,7 @@ class Sharing:
         rules: Rules,
         topics: Topics,
         delivery: Callable[[Received], Delivery | None],
+        starts: ShareStarts,
     ) -> None:
         """`delivery` maps a record to its MQTT form (`Messages.delivery`)."""
         self._groups = groups
@@ -220,6 +230,7 @@ class Sharing:
         self._topics = topics
         self._delivery = delivery
         self._names: dict[str, _Group] = {}
+        self._starts = starts
         # limits the memberships ended per event loop iteration: a connection may end with thousands
         self.leaving = turns.Share()
         topics.watch(self._topics_changed)
@@ -228,7 +239,7 @@ class Sharing:
         """Make a session a member of a shared subscription; if it is one already, replace its options.
 
         Returns when Kafka has assigned this process its partitions. Records stored from then on are delivered to the
-        group, and so are the uncommitted ones of a group that exists already.
+        group, and so are those that a subscription that exists already has not delivered yet.
 
         Raises:
             Refused: the group's name is invalid, group or topic are not allowed, or Kafka does not answer.
@@ -252,8 +263,16 @@ class Sharing:
         if isinstance(topics, Refused):
             raise topics
         one.topics |= topics
+        async with one.beginning:
+            if one.start is None:
+                one.start = await self._starts.find(share.group, share.topic_filter, one.topics)
         return await self._groups.join(
-            share.group, one.topics, share, offset_reset="latest", subscription_filter=one.subscription_filter
+            share.group,
+            one.topics,
+            share,
+            offset_reset="earliest" if one.start.is_old else "latest",
+            starts=one.start.offsets,
+            subscription_filter=one.subscription_filter,
         )
 
     def forget(self, subscriber: SharedSubscriber, share: Share) -> None:

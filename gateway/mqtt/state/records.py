@@ -4,6 +4,8 @@
 its messages. Both are in the client id's partition, so they are read in the order of writing. If two gateways write one
 session, the higher epoch wins. A tombstone for `release/<client id>` is a gateway's answer to a claim that it has
 nothing of the session in flight: it is ordered with the other records, and compaction removes it.
+
+`share/<group>` with a NUL and a filter behind it is where a shared subscription began.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ SESSION: Final = "session/"
 INFLIGHT: Final = "flight/"
 GATEWAY: Final = "gateway/"
 RELEASE: Final = "release/"
+SHARE: Final = "share/"
 NEVER: Final = 0xFFFFFFFF  # Session Expiry Interval: the session does not expire (section 3.1.2.11.2)
 
 PUBACK, PUBREC, PUBCOMP = 1, 2, 3  # the stages of a delivery, named after the packet that is awaited
@@ -147,6 +150,14 @@ class InflightHead(msgspec.Struct, frozen=True, rename={"released_by": "left"}):
     released_by: str = ""
 
 
+class ShareRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a shared subscription, a group with one of its filters, began: the log's ends at its first SUBSCRIBE."""
+
+    offsets: Offsets = {}  # in the topics that existed; later ones are newer than the subscription
+    topic_ids: Mapping[str, str] = {}  # of these topics; a recreated topic has another id
+    unknown: bool = False  # the group existed before: this filter may be as old
+
+
 class GatewayRecord(msgspec.Struct, frozen=True):
     """A heartbeat of one gateway process."""
 
@@ -154,7 +165,7 @@ class GatewayRecord(msgspec.Struct, frozen=True):
     at: int
 
 
-Kind = TypeVar("Kind", SessionRecord, InflightRecord, InflightHead, GatewayRecord)
+Kind = TypeVar("Kind", SessionRecord, InflightRecord, InflightHead, GatewayRecord, ShareRecord)
 
 encode = msgspec.json.encode
 

@@ -15,12 +15,15 @@ from gateway.mqtt.state.records import (
     INFLIGHT,
     RELEASE,
     SESSION,
+    SHARE,
     GatewayRecord,
     InflightRecord,
     SessionRecord,
+    ShareRecord,
     decode,
     encode,
 )
+from gateway.mqtt.state.share_table import ShareTable
 from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, Received, text_of
 from protocols.mqtt.topics import is_valid_filter, is_valid_name
@@ -42,7 +45,10 @@ class SessionStore:
         self.stopped = False  # refused writes are no longer repeated
         self.invalid = 0  # records that were ignored
         self._mark = ((GW_OWNER, owner.encode()),)
-        self._tables: dict[str, dict[str, bytes]] = {SESSION: self.records, INFLIGHT: self.inflight, RELEASE: {}}
+        self.shares = ShareTable()
+        self._tables: dict[str, dict[str, bytes]] = {
+            SESSION: self.records, INFLIGHT: self.inflight, RELEASE: {}, SHARE: self.shares.records,
+        }  # fmt: skip
         self._table: StateTopic  # set by `bind`
 
     def bind(self, table: StateTopic) -> None:
@@ -50,9 +56,10 @@ class SessionStore:
         self._table = table
 
     def read(self, record: Received) -> tuple[str, str] | None:
-        """Return a record's kind, and client id or gateway name; None for an invalid record, which is counted.
+        """Return a record's kind, and the client id, gateway or shared subscription that it is of.
 
-        Any authorized Kafka client may have written it. A tombstone is valid if its key is.
+        Returns None for an invalid record, which is counted: any authorized Kafka client may have written it. A
+        tombstone is valid if its key is.
         """
         kind, slash, name = (text_of(record.key) or "").partition("/")
         kind += slash
@@ -104,7 +111,7 @@ class SessionStore:
 
     def put_all(self, partition: int) -> None:
         """Write all records of a partition."""
-        for kind, records in ((SESSION, self.records), (INFLIGHT, self.inflight)):
+        for kind, records in ((SESSION, self.records), (INFLIGHT, self.inflight), (SHARE, self.shares.records)):
             for client_id, value in records.items():
                 if self._table.partition_of(client_id.encode()) == partition:
                     self.put(kind, client_id, value)
@@ -122,6 +129,10 @@ class SessionStore:
     def release(self, client_id: str) -> None:
         """Answer a claim: nothing of the session is in flight here."""
         self.put(RELEASE, client_id, None)
+
+    def put_share(self, name: str, value: bytes | None) -> None:
+        """Write the record of a shared subscription, until Kafka has stored it."""
+        self.put(SHARE, name, value)
 
     def write_inflight(self, client_id: str, record: InflightRecord, owner: Owner | None = None) -> None:
         """Write a session's in-flight record; `owner` gets the result."""
@@ -172,6 +183,7 @@ _CHECKS: Final[dict[str, Callable[[bytes], bool]]] = {
     SESSION: _is_session,
     INFLIGHT: _is_inflight,
     GATEWAY: lambda value: decode(GatewayRecord, value) is not None,
+    SHARE: lambda value: decode(ShareRecord, value) is not None,
     RELEASE: lambda value: False,  # only tombstones are valid
 }
 """Checks of a record's value, beyond types and ranges, which decoding checks."""

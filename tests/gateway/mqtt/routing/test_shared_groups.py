@@ -23,8 +23,10 @@ from gateway.kafka.groups.membership import GROUP_LIMIT, Groups
 from gateway.kafka.groups.times import GroupTimes
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.mqtt.routing.router import Match
+from gateway.mqtt.routing.share_starts import ShareStarts
 from gateway.mqtt.routing.shared_groups import Share, Sharing
 from gateway.mqtt.state.records import SessionSubscription
+from gateway.mqtt.state.share_table import ShareTable
 from mapping.mqtt.outgoing import from_record
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_QOS, Received
@@ -75,10 +77,28 @@ class Client:
         return [record.value for record, _ in self.got]
 
 
+class Shares:
+    """Stands in for the records of all gateways."""
+
+    def __init__(self) -> None:
+        self.shares = ShareTable()
+
+    def put_share(self, name: str, value: bytes | None) -> None:
+        """Each record is in the table already."""
+
+
 class Process:
     """The groups of one gateway process, wired as the application does it."""
 
-    def __init__(self, bootstrap: str, rules: Rules, *, return_wait_s: float = 0.3, revoke_wait_s: float = 0.5) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        rules: Rules,
+        *,
+        shares: Shares | None = None,
+        return_wait_s: float = 0.3,
+        revoke_wait_s: float = 0.5,
+    ) -> None:
         config = KafkaConfig(bootstrap_servers=bootstrap)
         self.tasks: set[asyncio.Task[Any]] = set()
         clock = asyncio.get_running_loop().time
@@ -95,7 +115,8 @@ class Process:
             times=GroupTimes(revoke_wait_s=revoke_wait_s, return_wait_s=return_wait_s),
         )
         self.rules = rules
-        self.sharing = Sharing(self.groups, rules, self.topics, lambda record: from_record(record, rules))
+        starts = ShareStarts(self.groups, self.lookup, shares or Shares())
+        self.sharing = Sharing(self.groups, rules, self.topics, lambda record: from_record(record, rules), starts)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
@@ -104,7 +125,8 @@ class Process:
 
     async def join(self, client: Client, group: str, topic_filter: str, qos: int = 1, identifier: int = 0) -> Client:
         subscription = SessionSubscription(Subscription(f"$share/{group}/{topic_filter}", qos), identifier)
-        client.shares[topic_filter] = await self.sharing.join(client, Shared(group, topic_filter), subscription)
+        shared = Shared(group, topic_filter)
+        client.shares[topic_filter] = await self.sharing.join(client, shared, subscription)
         return client
 
     @property
