@@ -12,9 +12,9 @@ take turns, and returned records are offered again; each receiver of a topic get
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import bisect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from aiokafka import TopicPartition
 
@@ -30,7 +30,9 @@ from protocols.amqp.links import Link
 
 TEMPORARY_QUEUE: Final = "temporary-queue"
 TEMPORARY_TOPIC: Final = "temporary-topic"
-RETURN_S: Final = 0.1  # delay before a record that was returned to a temporary queue is offered again
+RETURN_S: Final = 0.1
+"""Delay before a record that has failed, or was released more than `AT_ONCE` times, is offered again."""
+AT_ONCE: Final = 10
 LINGER_S: Final = 30.0  # reading the reply topic continues this long after its last node: the next request creates one
 
 
@@ -41,6 +43,18 @@ class NodeReceiver(Subscriber, Protocol):
 
     def wants(self, record: Received) -> bool:
         """Whether the link's filters select the record."""
+
+
+class Tried(NamedTuple):
+    """A record with how often it was returned as failed, and how often it was returned."""
+
+    record: Received
+    attempts: int = 0
+    returns: int = 0
+
+
+def _offset(returned: Tried) -> int:
+    return returned.record.offset  # all records of a node are in one partition
 
 
 class Node:
@@ -55,7 +69,7 @@ class Node:
         self._nodes = nodes
         self._queue = queue
         self._consumers: dict[NodeConsumer, None] = {}  # of a queue: the next one first
-        self._returned: deque[tuple[Received, int]] = deque()
+        self._returned: list[Tried] = []  # in the order of the log
         self._timer: asyncio.Handle | None = None
 
     @property
@@ -86,7 +100,10 @@ class Node:
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Offer a record to the queue's next receiver with capacity; see `Subscriber`."""
-        return record.key != self.key or self._hand_over(record, 0)
+        if record.key != self.key:
+            return True
+        self._hand_over_returned()
+        return self._hand_over(Tried(record))
 
     def wake(self, consumer: NodeConsumer) -> None:
         """Resume reading for a receiver that has capacity again."""
@@ -101,12 +118,18 @@ class Node:
         """See `NodeConsumer.unread`."""
         return self.live_reader.unread(self if self._queue else consumer, ends) + len(self._returned)
 
-    def give_back(self, record: Received, attempts: int) -> None:
+    def give_back(self, returned: Tried, *, at_once: bool = False) -> None:
         """Return a record that a receiver has not accepted: a queue offers it again, a topic drops it."""
-        if self._queue:
-            self._returned.append((record, attempts))
-            if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(RETURN_S, self._return)
+        if not self._queue:
+            return
+        bisect.insort(self._returned, returned, key=_offset)
+        loop = asyncio.get_running_loop()
+        if at_once and returned.returns <= AT_ONCE:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_soon(self._return)
+        elif self._timer is None:
+            self._timer = loop.call_later(RETURN_S, self._return)
 
     def leave(self, consumer: NodeConsumer) -> None:
         """Remove a receiver."""
@@ -133,17 +156,20 @@ class Node:
         self._hand_over_returned()
 
     def _hand_over_returned(self) -> None:
-        while self._returned and self._hand_over(*self._returned[0]):
-            self._returned.popleft()
+        while self._returned:
+            first = self._returned.pop(0)
+            if not self._hand_over(first):
+                bisect.insort(self._returned, first, key=_offset)
+                break
 
-    def _hand_over(self, record: Received, attempts: int) -> bool:
+    def _hand_over(self, tried: Tried) -> bool:
         """Hand a record to the next receiver that selects it and has capacity; drop it if no receiver selects it."""
         wanted = not self._consumers
         for consumer in self._consumers:
-            if not consumer.link.wants(record):
+            if not consumer.link.wants(tried.record):
                 continue
             wanted = True
-            if consumer.take(record, attempts):
+            if consumer.take(tried):
                 if consumer in self._consumers:  # taking the record may have ended the link
                     del self._consumers[consumer]
                     self._consumers[consumer] = None
@@ -160,7 +186,7 @@ class NodeConsumer:
         self.link = link
         self.lossy = False
         self._node = node
-        self._held: dict[int, tuple[Received, int]] = {}
+        self._held: dict[int, Tried] = {}
 
     @property
     def demand(self) -> int:
@@ -169,11 +195,12 @@ class NodeConsumer:
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Offer a record of a temporary topic; see `Subscriber`."""
-        return record.key != self._node.key or self.take(record, 0)
+        return record.key != self._node.key or self.take(Tried(record))
 
-    def take(self, record: Received, attempts: int) -> bool:
+    def take(self, tried: Tried) -> bool:
         """Send a record if the link has capacity; return whether it was sent."""
-        self._held[id(record)] = (record, attempts)  # before the offer, because the link may settle during it
+        record = tried.record
+        self._held[id(record)] = tried  # before the offer, because the link may settle during it
         if self.link.offer_nowait(record):
             return True
         del self._held[id(record)]
@@ -192,11 +219,11 @@ class NodeConsumer:
         for record in records:
             self._held.pop(id(record), None)
 
-    def requeue(self, record: Received, *, failed: bool = True) -> None:
-        """Return a record to the node; `failed` counts an attempt."""
+    def requeue(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
+        """Return a record to the node, which offers it again; see `Membership.requeue`."""
         found = self._held.pop(id(record), None)
         if found is not None:
-            self._node.give_back(record, found[1] + failed)
+            self._node.give_back(Tried(record, found.attempts + failed, found.returns + 1), at_once=at_once)
 
     def decline(self, record: Received, *, failed: bool, keep: bool) -> None:
         """Keep a record that this receiver does not take for the next one (possibly the same again)."""
@@ -209,7 +236,7 @@ class NodeConsumer:
     def attempts(self, record: Received) -> int:
         """Return how often the record was returned as failed."""
         found = self._held.get(id(record))
-        return found[1] if found is not None else 0
+        return found.attempts if found is not None else 0
 
     def failures(self, record: Received) -> int:
         """Return 0: failures are not counted, because dynamic nodes have no dead letters."""
@@ -227,8 +254,8 @@ class NodeConsumer:
         """Leave the node and return the unsettled records to it."""
         self._node.leave(self)
         held, self._held = self._held, {}
-        for record, attempts in held.values():
-            self._node.give_back(record, attempts + 1)
+        for tried in held.values():
+            self._node.give_back(tried._replace(attempts=tried.attempts + 1))
 
 
 class Nodes:

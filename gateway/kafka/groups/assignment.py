@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ Condition = Callable[[Received], bool]
 
 Tries = tuple[int, int]  # attempts, and how many of them failed
 UNTRIED: Final[Tries] = (0, 0)
+EARLIEST: Final = 0
+"""The turn of records that are older than those that are being read: they come first, in the order of their offsets."""
 TRIES: Final = 10_000
 """For how many unselected records of a partition the number of attempts is remembered."""
 
@@ -53,9 +56,10 @@ class Delivery(msgspec.Struct, eq=False):
     record: Received
     assigned: AssignedPartition
     pool: Pool
+    turn: int = EARLIEST  # its place among all deliveries of the group, in the order in which they were read
     attempts: int = 0  # how often it came back
     failures: int = 0  # how many of these failed
-    returns: int = 0  # how often it came back with a back-off, which grows with this count
+    returns: int = 0  # how often it waited for a back-off, which grows with this count
     kept: bool = False  # not settled when all members have declined it
     declined: set[Member] | frozenset[Member] = frozenset()  # the members known not to want it
 
@@ -199,6 +203,9 @@ class Member:
     wants: Condition | None = None  # the subscriber's own selector; None selects all
     pools: list[Pool] = field(default_factory=list)  # from which it gets records
     full: bool = False  # has no capacity, until `wake`
+    resting: bool = False  # is full for a while, whatever its subscriber says (`redelivery.Rests`)
+    # how often it has given records back since it settled one, by partition and offset
+    returned: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
     served: int = 0  # the number of its last record among all that members got in turn; 0 before the first
     # its unsettled deliveries, by the identity of the record (the delivery keeps the record alive), in the order of
     # their offers
@@ -218,8 +225,8 @@ class Member:
             pool.free.pop(self, None)
 
     def wake(self) -> None:
-        """Mark the member as having capacity again, after all that have it already."""
-        if self.full:
+        """Mark the member as having capacity again, after all that have it already; not while it is resting."""
+        if self.full and not self.resting:
             self.full = False
             for pool in self.pools:
                 pool.free[self] = None
@@ -266,6 +273,7 @@ class Pool:
     free: dict[Member, None] = field(default_factory=dict)
     wanted: frozenset[str] = frozenset()  # the topics that `Pools` counts for this pool: none while it has no members
     ready: deque[Delivery] = field(default_factory=deque)  # deliveries to be offered
+    returned: list[Delivery] = field(default_factory=list)  # given back, and not in their places in `ready` yet
 
     def join(self, member: Member) -> None:
         """Add a member that has capacity."""
@@ -300,6 +308,23 @@ class Pool:
     def has_preferred(self, delivery: Delivery) -> bool:
         """Whether a record goes to its partition's preferred member; keyless ones of a sender may share a partition."""
         return self.sticky and (delivery.record.key is not None or len(self.members) == 1)
+
+    def leading_run(self, kept: AssignedPartition | None, most: int) -> int:
+        """Return how many of the first deliveries, at most `most`, go to the same members, and were never given back.
+
+        These are the preferred member of the partition `kept`, or (None) the members in turn.
+        """
+        alone = len(self.members) == 1
+        count = 0
+        for delivery in itertools.islice(self.ready, most):
+            if delivery.attempts or delivery.declined:
+                break
+            if not alone and (delivery.record.key is None) is not (kept is None):
+                break
+            if kept is not None and delivery.assigned is not kept:
+                break
+            count += 1
+        return count
 
 
 NO_POOL: Final = Pool("", frozenset(), sticky=False)

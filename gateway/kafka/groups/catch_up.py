@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.kafka.groups.assignment import UNTRIED, AssignedPartition, Delivery, Member, Pool
+from gateway.kafka.groups.assignment import EARLIEST, UNTRIED, AssignedPartition, Delivery, Member, Pool
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from mapping.record import Received
 
@@ -27,8 +27,8 @@ class _LogSubscriber(msgspec.Struct, eq=False):
 
     @property
     def demand(self) -> int:
-        """How many records the member's subscriber accepts."""
-        return self.member.subscriber.demand
+        """How many records the member accepts."""
+        return 0 if self.member.resting else self.member.subscriber.demand
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Accept or skip a record from the log; False when the member has no capacity."""
@@ -110,10 +110,10 @@ class CatchUp(msgspec.Struct, eq=False):
             return True  # settled already, or held by another member
         if member.wants is not None and not member.wants(record):
             return True
-        if self._suspended():
+        if self._suspended() or member.resting:
             return False
         assigned.in_flight.add(offset)
-        if self._offer(member, Delivery(record, assigned, pool, *assigned.tries.get(offset, UNTRIED))):
+        if self._offer(member, Delivery(record, assigned, pool, EARLIEST, *assigned.tries.get(offset, UNTRIED))):
             return True
         assigned.in_flight.remove(offset)
         return False

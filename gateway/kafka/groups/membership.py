@@ -69,8 +69,8 @@ class Membership:
     def requeue(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
         """Give the record back: it is offered again, to any subscriber of the group, after a back-off.
 
-        Not `failed`: it was not attempted, as with AMQP's `released`. `at_once`: without a back-off, and before
-        everything that waits; give several records back in reverse order.
+        Not `failed`: it was not attempted, as with AMQP's `released`. `at_once`: without a back-off, so that it keeps
+        its place; but a subscriber that gives the same record back again and again gets no records for a while.
         """
         self._dispatch.requeue(self._member, record, failed=failed, at_once=at_once)
 
