@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.kafka.groups.assignment import EARLIEST, UNTRIED, AssignedPartition, Delivery, Member, Pool
+from flowcontrol.marks import UNTRIED
+from gateway.kafka.groups.assignment import EARLIEST, AssignedPartition, Delivery, Member, Pool
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from mapping.record import Received
 

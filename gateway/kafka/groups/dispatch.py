@@ -23,19 +23,18 @@ from typing import Final, cast
 
 from aiokafka import TopicPartition
 
+from flowcontrol.marks import Tries
 from gateway.failures import failures
 from gateway.kafka.contracts import RunSubscriber, Subscriber
 from gateway.kafka.groups.assignment import (
     EARLIEST,
     NO_POOL,
-    UNTRIED,
     AssignedPartition,
     Condition,
     Delivery,
     Member,
     Pool,
     SubscriptionFilter,
-    Tries,
 )
 from gateway.kafka.groups.catch_up import CatchUp
 from gateway.kafka.groups.pools import Pools
@@ -68,6 +67,7 @@ class Dispatch:
         self.assignment: dict[TopicPartition, AssignedPartition] = {}  # the partitions assigned to this process
         self.suspended = True  # nothing is delivered, since partitions may be moving
         self.progress = asyncio.Event()  # set when a settled prefix has grown
+        self.handed_out = asyncio.Event()  # set when members may have accepted records
         self.returned = asyncio.Event()  # set when a member has settled a record or given one back while suspended
         self.redelivered = self.late = self.unwanted = 0  # see `GroupStatistics`
         self.catch_up = CatchUp(readings, self._locate, self._offer, self._caught_up, lambda: self.suspended)
@@ -135,8 +135,7 @@ class Dispatch:
         self.redelivered += len(held)
         unassigned = []
         for delivery in held:
-            delivery.attempts += 1
-            delivery.failures += failed
+            delivery.count(failed=failed)
             if self._pools.keeps_records(delivery.pool):
                 self.ready.give_back(delivery)
             else:
@@ -198,8 +197,8 @@ class Dispatch:
         delivery = self._take_back(member, record)
         if delivery is None:
             return
-        delivery.attempts += failed
-        delivery.failures += failed
+        if failed:
+            delivery.count(failed=True)
         if not at_once:
             self._redelivery.add(delivery)
             return
@@ -213,8 +212,8 @@ class Dispatch:
         if delivery is None:
             return
         delivery.decline(member)
-        delivery.attempts += failed
-        delivery.failures += failed
+        if failed:
+            delivery.count(failed=True)
         delivery.kept = keep
         if self._pools.keeps_records(delivery.pool):
             self.ready.add(delivery, first=True)
@@ -236,7 +235,7 @@ class Dispatch:
         return delivery
 
     def _finish_all(self, assigned: AssignedPartition, offsets: Sequence[int]) -> None:
-        if assigned.copies or assigned.in_flight:
+        if assigned.copies or assigned.in_flight or assigned.tries:
             for offset in offsets:
                 assigned.finish(offset)
         else:
@@ -248,7 +247,7 @@ class Dispatch:
         assigned, record = delivery.assigned, delivery.record
         stays = self._queues.get(record.topic)
         if stays is not None and record.offset not in assigned.copies and stays(record):
-            assigned.leave(record.offset, (delivery.attempts, delivery.failures))
+            assigned.leave(record.offset)
         else:
             self.unwanted += 1
             assigned.finish(record.offset)
@@ -262,10 +261,12 @@ class Dispatch:
             records = assigned.unsettled(records)
         assigned.checkpoint.track(*[record.offset for record in records])
         pool = self._pools.sole(assigned.partition.topic)
-        if pool is None:
+        if records and (pool is None or records[0].offset < assigned.marked):
             for turn, record in enumerate(records, self._turn):
-                self._route(record, assigned, turn, UNTRIED)
-        elif records:
+                self._route(record, assigned, turn, assigned.tries_before(record.offset))
+            if pool is not None:
+                self.progress.set()  # commit soon: what crashes us would be counted once only
+        elif pool is not None:
             turns = enumerate(records, self._turn)
             self.ready.add_all(pool, [Delivery(record, assigned, pool, turn) for turn, record in turns])
         self._turn += len(records)
@@ -314,6 +315,7 @@ class Dispatch:
                 self._drop_pool(pool)  # it would delay pools that have members
         for pool in self.ready.pools:
             self._push_pool(pool)
+            self.handed_out.set()
         if not self.ready.has_space and not self.suspended:
             for pool in self.ready.pools:
                 if pool.sticky and pool.free and pool.name in self._queues:
@@ -386,7 +388,9 @@ class Dispatch:
             failures.report("delivery", error, f"{delivery.assigned.partition} offset {record.offset}")
             self.requeue(member, record, failed=True)
             return True
-        if not taken:
+        if taken:
+            delivery.pool.handed_out = max(delivery.pool.handed_out, delivery.turn)
+        else:
             del member.held[id(record)]
             member.fill()
         return taken
@@ -428,6 +432,8 @@ class Dispatch:
             failures.report("deliveries", error, f"{run[0].assigned.partition} offset {run[0].record.offset}")
             again = [delivery for delivery in run if held.pop(id(delivery.record), None) is not None]
             return [delivery for delivery in again if member.full or not self._offer(member, delivery)]
+        if taken and run[taken - 1].turn > run[0].pool.handed_out:
+            run[0].pool.handed_out = run[taken - 1].turn
         rest = run[taken:]
         if rest:
             for record in records[taken:]:

@@ -16,6 +16,7 @@ from aiokafka.structs import OffsetAndMetadata
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from flowcontrol.bucket import Bucket
 from gateway.kafka.groups import assignment, ready, redelivery
 from gateway.kafka.groups.assignment import AssignedPartition, Member, SubscriptionFilter
 from gateway.kafka.groups.commits import Commits
@@ -1014,7 +1015,7 @@ def test_a_held_record_that_retention_deletes_is_settled_as_others(world: World)
 
 
 def test_attempts_of_deleted_records_leave_room_for_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assignment, "TRIES", 2)
+    monkeypatch.setattr(assignment, "TRIES_LIMIT", 2)
     world.join(Sink(), selects=b"a", queue=True)
     for _ in range(2):
         world.read("b", "b")
@@ -1055,7 +1056,7 @@ async def test_a_transaction_commits_nothing_of_a_partition_that_was_lost_while_
     sink = world.join(Sink())
     world.read("a")
     delivery = sink.member.delivery(sink.held[0])
-    commits = Commits("g", world.dispatch, None, lambda: None)
+    commits = Commits("g", world.dispatch, None, lambda: None, Bucket(1, 1, 0))
 
     async def commit() -> None:
         async with commits.committing({delivery.assigned: {0}}):
