@@ -4,19 +4,18 @@ A queue's records settle in any order, and some may stay open for days. The set 
 offsets, only for blocks that have an open one, so its size does not depend on the gaps between them.
 
 `write_ledger` makes a short text of it (Kafka limits commit metadata to 4,096 bytes): the lengths of the alternating
-runs of open and settled offsets, starting at the committed one, which is open. Each length is a varint (LEB128); all
-together are compressed with raw deflate, encoded as base64url without padding, and prefixed with `LEDGER`.
+runs of open and settled offsets, starting at the committed one, which is open (`numbers.pack`), prefixed with `LEDGER`.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import itertools
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+from flowcontrol.marks import MARKS
+from flowcontrol.numbers import pack, unpack
 
 BLOCK: Final = 1024
 """Offsets in a block: few enough that a block with one open offset costs some 250 bytes, many enough that a million
@@ -27,7 +26,6 @@ LEDGER_LIMIT: Final = 4000
 """Largest length of a ledger in characters: below Kafka's default of `offset.metadata.max.bytes`, 4,096."""
 
 EXACT: Final = 32_768  # runs written exactly; later offsets are rounded to whole blocks
-RUNS_LIMIT: Final = 1 << 19
 BLOCKS_LIMIT: Final = 1 << 17  # more than any writer of a ledger keeps
 
 
@@ -157,7 +155,7 @@ def write_ledger(opened: OffsetSet, end: int, limit: int = LEDGER_LIMIT) -> str:
     exact = EXACT
     while True:
         lengths = _lengths(opened, end, exact)
-        text = _pack(lengths)
+        text = LEDGER + pack(lengths)
         if len(text) <= limit:
             return text if len(lengths) > 1 else ""
         if exact > 1:
@@ -165,23 +163,20 @@ def write_ledger(opened: OffsetSet, end: int, limit: int = LEDGER_LIMIT) -> str:
             continue
         while len(text) > limit and lengths:
             lengths = lengths[: len(lengths) // 2]
-            text = _pack(lengths)
+            text = LEDGER + pack(lengths)
         return text if len(lengths) > 1 else ""
 
 
 def read_ledger(first: int, text: str) -> Ledger | None:
-    """Decode a text that was committed with offset `first`; None when it is not a ledger."""
+    """Decode a text that was committed with offset `first`, perhaps with marks; None when it has no ledger."""
     if not text.startswith(LEDGER):
         return None
-    packed = text[len(LEDGER) :]
-    try:
-        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-        data = inflate.decompress(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)), RUNS_LIMIT)
-    except (zlib.error, binascii.Error, ValueError):
+    lengths = unpack(text[len(LEDGER) :].partition(MARKS)[0])
+    if lengths is None:
         return None
     opened = OffsetSet()
     at, is_open = first, True
-    for length in _varints(data):
+    for length in lengths:
         if not 0 < length < 1 << 62:
             return None
         if is_open:
@@ -205,33 +200,6 @@ def _lengths(opened: OffsetSet, end: int, exact: int) -> list[int]:
     if at < end:
         lengths.append(end - at)
     return lengths
-
-
-def _pack(lengths: Iterable[int]) -> str:
-    data = bytearray()
-    for length in lengths:
-        rest = length
-        while rest > 0x7F:
-            data.append(rest & 0x7F | 0x80)
-            rest >>= 7
-        data.append(rest)
-    deflate = zlib.compressobj(4, zlib.DEFLATED, -zlib.MAX_WBITS)
-    packed = deflate.compress(bytes(data)) + deflate.flush()
-    return LEDGER + base64.urlsafe_b64encode(packed).rstrip(b"=").decode()
-
-
-def _varints(data: bytes) -> Iterator[int]:
-    """Decode varints; a truncated one is left out. An overlong one gives -1."""
-    value = shift = 0
-    for byte in data:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            yield value
-            value = shift = 0
-        elif shift > 63:
-            yield -1
-            return
 
 
 def _masks(begin: int, end: int) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ take turns, and returned records are offered again; each receiver of a topic get
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import bisect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -30,7 +30,9 @@ from protocols.amqp.links import Link
 
 TEMPORARY_QUEUE: Final = "temporary-queue"
 TEMPORARY_TOPIC: Final = "temporary-topic"
-RETURN_S: Final = 0.1  # delay before a record that was returned to a temporary queue is offered again
+RETURN_S: Final = 0.1
+"""Delay before a record that has failed, or was released more than `AT_ONCE` times, is offered again."""
+AT_ONCE: Final = 10
 LINGER_S: Final = 30.0  # reading the reply topic continues this long after its last node: the next request creates one
 
 
@@ -43,12 +45,17 @@ class NodeReceiver(Subscriber, Protocol):
         """Whether the link's filters select the record."""
 
 
-class Offer(NamedTuple):
-    """A record for the receivers of a node."""
+class Tried(NamedTuple):
+    """A record with how often it was returned as failed, and how often it was returned."""
 
     record: Received
-    attempts: int = 0  # how often it was returned as failed
+    attempts: int = 0
+    returns: int = 0
     declined: frozenset[NodeConsumer] = frozenset()  # receivers that must not get it again
+
+
+def _offset(returned: Tried) -> int:
+    return returned.record.offset  # all records of a node are in one partition
 
 
 class Node:
@@ -63,7 +70,7 @@ class Node:
         self._nodes = nodes
         self._queue = queue
         self._consumers: dict[NodeConsumer, None] = {}  # of a queue: the next one first
-        self._returned: deque[Offer] = deque()
+        self._returned: list[Tried] = []  # in the order of the log
         self._timer: asyncio.Handle | None = None
 
     @property
@@ -94,7 +101,10 @@ class Node:
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Offer a record to the queue's next receiver with capacity; see `Subscriber`."""
-        return record.key != self.key or self._hand_over(Offer(record))
+        if record.key != self.key:
+            return True
+        self._hand_over_returned()
+        return self._hand_over(Tried(record))
 
     def wake(self, consumer: NodeConsumer) -> None:
         """Resume reading for a receiver that has capacity again."""
@@ -109,12 +119,18 @@ class Node:
         """See `NodeConsumer.unread`."""
         return self.live_reader.unread(self if self._queue else consumer, ends) + len(self._returned)
 
-    def give_back(self, offer: Offer) -> None:
+    def give_back(self, returned: Tried, *, at_once: bool = False) -> None:
         """Return a record that a receiver has not accepted: a queue offers it again, a topic drops it."""
-        if self._queue:
-            self._returned.append(offer)
-            if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(RETURN_S, self._return)
+        if not self._queue:
+            return
+        bisect.insort(self._returned, returned, key=_offset)
+        loop = asyncio.get_running_loop()
+        if at_once and returned.returns <= AT_ONCE:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_soon(self._return)
+        elif self._timer is None:
+            self._timer = loop.call_later(RETURN_S, self._return)
 
     def leave(self, consumer: NodeConsumer) -> None:
         """Remove a receiver."""
@@ -141,17 +157,20 @@ class Node:
         self._hand_over_returned()
 
     def _hand_over_returned(self) -> None:
-        while self._returned and self._hand_over(self._returned[0]):
-            self._returned.popleft()
+        while self._returned:
+            first = self._returned.pop(0)
+            if not self._hand_over(first):
+                bisect.insort(self._returned, first, key=_offset)
+                break
 
-    def _hand_over(self, offer: Offer) -> bool:
+    def _hand_over(self, tried: Tried) -> bool:
         """Hand a record to the next receiver that selects it and has capacity; drop it if no receiver selects it."""
         wanted = not self._consumers
         for consumer in self._consumers:
-            if consumer in offer.declined or not consumer.link.wants(offer.record):
+            if consumer in tried.declined or not consumer.link.wants(tried.record):
                 continue
             wanted = True
-            if consumer.take(offer):
+            if consumer.take(tried):
                 if consumer in self._consumers:  # taking the record may have ended the link
                     del self._consumers[consumer]
                     self._consumers[consumer] = None
@@ -168,7 +187,7 @@ class NodeConsumer:
         self.link = link
         self.lossy = False
         self._node = node
-        self._held: dict[int, Offer] = {}
+        self._held: dict[int, Tried] = {}
 
     @property
     def demand(self) -> int:
@@ -177,12 +196,12 @@ class NodeConsumer:
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Offer a record of a temporary topic; see `Subscriber`."""
-        return record.key != self._node.key or self.take(Offer(record))
+        return record.key != self._node.key or self.take(Tried(record))
 
-    def take(self, offer: Offer) -> bool:
+    def take(self, tried: Tried) -> bool:
         """Send a record if the link has capacity; return whether it was sent."""
-        record = offer.record
-        self._held[id(record)] = offer  # before the offer, because the link may settle during it
+        record = tried.record
+        self._held[id(record)] = tried  # before the offer, because the link may settle during it
         if self.link.offer_nowait(record):
             return True
         del self._held[id(record)]
@@ -201,17 +220,19 @@ class NodeConsumer:
         for record in records:
             self._held.pop(id(record), None)
 
-    def requeue(self, record: Received, *, failed: bool = True) -> None:
-        """Return a record to the node; `failed` counts an attempt."""
-        offer = self._held.pop(id(record), None)
-        if offer is not None:
-            self._node.give_back(offer._replace(attempts=offer.attempts + failed))
+    def requeue(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
+        """Return a record to the node, which offers it again; see `Membership.requeue`."""
+        found = self._held.pop(id(record), None)
+        if found is not None:
+            again = found._replace(attempts=found.attempts + failed, returns=found.returns + 1)
+            self._node.give_back(again, at_once=at_once)
 
     def decline(self, record: Received, *, failed: bool, keep: bool) -> None:
         """Leave a record that this receiver must not have to the others; without one it is dropped."""
-        offer = self._held.pop(id(record), None)
-        if offer is not None:
-            self._node.give_back(Offer(record, offer.attempts + failed, offer.declined | {self}))
+        found = self._held.pop(id(record), None)
+        if found is not None:
+            left = found._replace(attempts=found.attempts + failed, declined=found.declined | {self})
+            self._node.give_back(left, at_once=True)
 
     def has_other(self, record: Received) -> bool:
         """Whether there is another receiver."""
@@ -219,8 +240,8 @@ class NodeConsumer:
 
     def attempts(self, record: Received) -> int:
         """Return how often the record was returned as failed."""
-        offer = self._held.get(id(record))
-        return offer.attempts if offer is not None else 0
+        found = self._held.get(id(record))
+        return found.attempts if found is not None else 0
 
     def failures(self, record: Received) -> int:
         """Return 0: failures are not counted, because dynamic nodes have no dead letters."""
@@ -238,8 +259,8 @@ class NodeConsumer:
         """Leave the node and return the unsettled records to it."""
         self._node.leave(self)
         held, self._held = self._held, {}
-        for offer in held.values():
-            self._node.give_back(offer._replace(attempts=offer.attempts + 1))
+        for tried in held.values():
+            self._node.give_back(tried._replace(attempts=tried.attempts + 1))
 
 
 class Nodes:

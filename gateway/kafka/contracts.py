@@ -94,8 +94,8 @@ class RunSubscriber(Subscriber, Protocol):
     def offer_run(self, records: Sequence[Received], context: Any = None) -> int:
         """Like calling `offer_nowait` for each record until one finds no capacity; return how many were accepted.
 
-        None of the records was offered to anyone before, and no condition is checked. The subscriber must not give any
-        of them back during the call.
+        None of the records has a failed attempt, and no condition is checked. The subscriber must not give any of them
+        back during the call.
         """
 
 

@@ -8,7 +8,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from proton import ConnectionException, Message
+from proton import UNDESCRIBED, Array, ConnectionException, Data, Message, symbol
+from proton.reactor import LinkOption
 from proton.utils import BlockingConnection
 
 from gateway.amqp.listener import AmqpServer
@@ -50,6 +51,19 @@ def until_drained(connection: BlockingConnection, *receivers: Any) -> None:
     """
     links = [receiver.link for receiver in receivers]
     connection.wait(lambda: not any(link.draining() or link.queued for link in links), timeout=TIMEOUT)
+
+
+class Temporary(LinkOption):
+    """Create a temporary node; `kind` is a capability."""
+
+    def __init__(self, kind: str = "") -> None:
+        self.kind = kind
+
+    def apply(self, link: Any) -> None:
+        terminus = link.target if link.is_sender else link.source
+        terminus.dynamic = True
+        if self.kind:
+            terminus.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, symbol(self.kind)))
 
 
 class ThreadedSender:

@@ -187,7 +187,7 @@ class OutgoingLink:
         return self._offer((record,), attempts) > 0
 
     def offer_run(self, records: Sequence[Received], context: object = None) -> int:
-        """Send records that were never offered before; see `contracts.RunSubscriber`."""
+        """Send records without failed attempts; see `contracts.RunSubscriber`."""
         return self._offer(records, 0)
 
     def _offer(self, records: Sequence[Received], attempts: int) -> int:
@@ -316,8 +316,11 @@ class OutgoingLink:
         if self._reader_waits or was_full:
             self.wake()
 
-    def disposition(self, record: Received, state: State | None) -> None:
-        """Handle a record's other outcomes, and any outcome that a transaction has applied."""
+    def disposition(self, record: Received, state: State | None, *, at_once: bool = False) -> None:
+        """Handle a record's other outcomes, and any outcome that a transaction has applied.
+
+        `at_once`: a record that has failed is offered again without a back-off.
+        """
         if state == STATE_ACCEPTED:
             self.accepted((record,))
             return
@@ -331,9 +334,9 @@ class OutgoingLink:
             self._egress.counts.returned_by_peer += 1
         if self._membership is not None:
             if state is None or state.code == outcomes.RELEASED:
-                self._membership.requeue(record, failed=False)
+                self._membership.requeue(record, failed=False, at_once=True)
             else:
-                self._refused(self._membership, record, state)
+                self._refused(self._membership, record, state, at_once=at_once)
         if self._reader_waits or was_full:
             self.wake()
 
@@ -355,18 +358,12 @@ class OutgoingLink:
     def revert(self, record: Received) -> None:
         """Undo the peer's settlement of a record in a transaction that was rolled back: one failed attempt.
 
-        After the first attempt it is offered again immediately and before others, to keep the transaction's order.
+        It is offered again immediately and in its place, to keep the order of the transaction's records.
         """
-        membership = self._membership
-        again = self._egress.dead_letters.max_attempts > 1
         if self._ended:
             self.unsettled -= 1  # the group gets it back together with the link's other records
-        elif again and isinstance(membership, Membership) and not membership.attempts(record):
-            self.unsettled -= 1
-            self._egress.counts.returned_by_peer += 1
-            membership.requeue(record, at_once=True)
         else:
-            self.disposition(record, STATE_FAILED)
+            self.disposition(record, STATE_FAILED, at_once=True)
 
     def retirement_ended(self) -> None:
         """Count down: a transaction that had retired one of the deliveries has ended."""
@@ -374,7 +371,7 @@ class OutgoingLink:
         if self._transactions_done is not None and not self.retiring:
             self._transactions_done.set()
 
-    def _refused(self, membership: Membership | NodeConsumer, record: Received, state: State) -> None:
+    def _refused(self, membership: Membership | NodeConsumer, record: Received, state: State, *, at_once: bool) -> None:
         """Handle a rejected or modified record: dead letter, another receiver, or another attempt."""
         failed = state.code == outcomes.REJECTED or state.delivery_failed
         attempts = membership.attempts(record) + failed
@@ -386,13 +383,11 @@ class OutgoingLink:
             cause = Cause(group, attempts, CONDITION_UNDELIVERABLE, "there is no other receiver")
             self._pass_on(membership, record, cause, failed=failed)
             return
-        elif failed and membership.failures(record) + 1 >= self._egress.dead_letters.max_attempts:
-            cause = Cause(group, attempts, CONDITION_ATTEMPTS, "the last receiver answered modified(delivery-failed)")
-            if not self._dead_letter(record, cause):
-                membership.requeue(record)
-            return
         else:
-            membership.requeue(record, failed=failed)
+            cause = Cause(group, attempts, CONDITION_ATTEMPTS, "the last receiver answered modified(delivery-failed)")
+            is_last = failed and membership.failures(record) + 1 >= self._egress.dead_letters.max_attempts
+            if not (is_last and self._dead_letter(record, cause)):
+                membership.requeue(record, failed=failed, at_once=at_once or not failed)
             return
         if not self._dead_letter(record, cause):
             membership.done(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,17 +13,16 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.checkpoint import Checkpoint
-from flowcontrol.offsets import Ledger, OffsetSet, read_ledger, write_ledger
+from flowcontrol.marks import TRIES_LIMIT, UNTRIED, Marks, Tries, read_marks, write_marks
+from flowcontrol.offsets import LEDGER, LEDGER_LIMIT, Ledger, OffsetSet, read_ledger, write_ledger
 from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.catch_up_reader import Reading
 from mapping.record import Received
 
 Condition = Callable[[Received], bool]
 
-Tries = tuple[int, int]  # attempts, and how many of them failed
-UNTRIED: Final[Tries] = (0, 0)
-TRIES: Final = 10_000
-"""For how many unselected records of a partition the number of attempts is remembered."""
+EARLIEST: Final = 0
+"""The turn of records that are older than those that are being read: they come first, in the order of their offsets."""
 
 
 class Selector(Protocol):
@@ -53,11 +53,18 @@ class Delivery(msgspec.Struct, eq=False):
     record: Received
     assigned: AssignedPartition
     pool: Pool
+    turn: int = EARLIEST  # its place among all deliveries of the group, in the order in which they were read
     attempts: int = 0  # how often it came back
     failures: int = 0  # how many of these failed
-    returns: int = 0  # how often it came back with a back-off, which grows with this count
+    returns: int = 0  # how often it waited for a back-off, which grows with this count
     kept: bool = False  # stays in the log when all members have declined it
     declined: set[Member] | None = None  # the members known not to want it
+
+    def count(self, *, failed: bool) -> None:
+        """Count an attempt, for the next owner of the partition as well."""
+        self.attempts += 1
+        self.failures += failed
+        self.assigned.note_tries(self.record.offset, (self.attempts, self.failures))
 
     def decline(self, member: Member) -> None:
         """Note that a member does not want the record."""
@@ -82,9 +89,9 @@ class AssignedPartition:
     # the checkpoint treats them as settled
     unselected: OffsetSet = field(default_factory=OffsetSet)
     in_flight: set[int] = field(default_factory=set)  # the unselected offsets that were offered to subscribers again
-    # attempts and failures of unselected records that were delivered before
-    tries: dict[int, Tries] = field(default_factory=dict)
-    # members that must not be offered an unselected record again; at most `TRIES` records
+    tries: dict[int, Tries] = field(default_factory=dict)  # attempts at open records that came back, or may have
+    marked: int = 0  # below this offset records may have been handed out by a former owner
+    # members that must not be offered an unselected record again; at most `TRIES_LIMIT` records
     declined: dict[int, set[Member]] = field(default_factory=dict)
     ledger: Ledger | None = None  # the previous owner's list of settled records; None once all of them are passed
     # for each offset that several pools want: how many of them have not settled it
@@ -94,11 +101,17 @@ class AssignedPartition:
     ours: bool = True  # still assigned to this process
     _base: int | None = None  # the first position
     _passed: int = 0  # below this offset records were skipped as settled
+    _crashed: range = range(0)  # offsets that a former owner had handed out when it committed for the last time
 
     def __post_init__(self) -> None:
         self._base = self.position
         if self.committed is not None:
-            self.ledger = read_ledger(self.committed.offset, self.committed.metadata)
+            first, text = self.committed.offset, self.committed.metadata
+            self.ledger = read_ledger(first, text)
+            marks = read_marks(first, text)
+            self.tries = dict(marks.tries)
+            self._crashed = range(marks.begin, marks.end)
+            self.marked = max(marks.end, 1 + max(self.tries, default=-1))
 
     @property
     def span(self) -> int:
@@ -119,16 +132,27 @@ class AssignedPartition:
             self.ledger = None
         return found
 
-    def leave(self, offset: int, tries: Tries, declined: set[Member] | None = None) -> None:
+    def note_tries(self, offset: int, tries: Tries) -> None:
+        """Remember the attempts at an open record."""
+        if offset in self.tries or len(self.tries) < TRIES_LIMIT:
+            self.tries[offset] = tries
+
+    def tries_before(self, offset: int) -> Tries:
+        """Return the attempts of former owners at a record that is read for the first time here."""
+        attempts, failures = self.tries.get(offset, UNTRIED)
+        if offset in self._crashed:
+            attempts += 1
+            self.note_tries(offset, (attempts, failures))
+        return attempts, failures
+
+    def leave(self, offset: int, declined: set[Member] | None = None) -> None:
         """Leave a record that no subscriber here selects in the log, for others than those that have declined it."""
         if offset in self.in_flight:
             self.in_flight.remove(offset)
         else:
             self.checkpoint.settle(offset)
             self.unselected.add(offset)
-        if tries != UNTRIED and len(self.tries) < TRIES:
-            self.tries[offset] = tries
-        if declined and len(self.declined) < TRIES:
+        if declined and len(self.declined) < TRIES_LIMIT:
             self.declined[offset] = declined
 
     def finish(self, offset: int) -> None:
@@ -139,10 +163,10 @@ class AssignedPartition:
             if copies[offset]:
                 return
             del copies[offset]
+        self.tries.pop(offset, None)
         if offset in self.in_flight:
             self.in_flight.remove(offset)
             self.unselected.discard(offset)
-            self.tries.pop(offset, None)
             self.declined.pop(offset, None)
         else:
             self.checkpoint.settle(offset)
@@ -160,32 +184,51 @@ class AssignedPartition:
         Those that subscribers hold stay open until they are settled or left.
         """
         held = [offset for offset in self.in_flight if begin <= offset < end]
+        gone = [offset for offset in self.tries if begin <= offset < end and offset in self.unselected]
         count = self.unselected.discard_range(begin, end) - len(held)
         for offset in held:
             self.unselected.add(offset)
+        for offset in gone:
+            if offset not in self.unselected:
+                del self.tries[offset]
         if count:
-            self.tries = {offset: tries for offset, tries in self.tries.items() if offset in self.unselected}
             self.declined = {offset: members for offset, members in self.declined.items() if offset in self.unselected}
         return count
 
-    def committable(self, settled: Collection[int] = ()) -> OffsetAndMetadata | None:
-        """Return the offset to commit (the first open one) and the ledger behind it; None when nothing was read.
+    def committable(self, settled: Collection[int] = (), handed_out: int = 0) -> OffsetAndMetadata | None:
+        """Return the offset to commit: the first open one, with ledger and marks. None when nothing was read.
 
-        `settled` are open offsets that count as settled.
+        `settled` are open offsets that count as settled. Members hold records below `handed_out`.
         """
-        checkpoint = self.checkpoint
-        if settled or self.unselected or self.ledger is not None or checkpoint.span > checkpoint.outstanding:
-            return self._with_ledger(settled)
-        lowest = checkpoint.committable
-        if lowest is None:
-            lowest = self._base
-        if lowest is not None and lowest < self._passed:
-            if checkpoint.span:  # records skipped as settled lie behind an open one
-                return self._with_ledger(settled)
-            lowest = self._passed
-        return None if lowest is None else OffsetAndMetadata(lowest, "")
+        checkpoint, opened, end = self.checkpoint, None, 0
+        first = self._base if checkpoint.committable is None else checkpoint.committable
+        skipped = first is not None and first < self._passed
+        if (
+            settled
+            or self.unselected
+            or self.ledger is not None
+            or checkpoint.span > checkpoint.outstanding
+            or (skipped and checkpoint.span)  # records skipped as settled lie behind an open one
+        ):
+            opened, end = self._open_offsets(settled)
+            first = opened.first
+            if first is None:
+                return OffsetAndMetadata(end, "")
+        elif skipped:
+            first = self._passed
+        if first is None:
+            return None
+        marks = write_marks(first, self._marks(settled, handed_out))
+        ledger = "" if opened is None else write_ledger(opened, end, LEDGER_LIMIT - len(marks))
+        return OffsetAndMetadata(first, (ledger or LEDGER) + marks if marks else ledger)
 
-    def _with_ledger(self, settled: Collection[int]) -> OffsetAndMetadata:
+    def _marks(self, settled: Collection[int], handed_out: int) -> Marks:
+        tries = {offset: self.tries[offset] for offset in self.tries.keys() - set(settled)} if settled else self.tries
+        begin, end = max(self.position or 0, self._crashed.start), self._crashed.stop  # those not read here yet
+        return Marks(tries, 0, max(handed_out, end if begin < end else 0)) if handed_out else Marks(tries, begin, end)
+
+    def _open_offsets(self, settled: Collection[int]) -> tuple[OffsetSet, int]:
+        """Return the open offsets, and the offset before which all others are settled."""
         opened = self.unselected.copy()
         for offset in self.checkpoint.open:
             opened.add(offset)
@@ -197,8 +240,7 @@ class AssignedPartition:
             end = max(end, ledger.end)
             for begin, until in ledger.open.runs():
                 opened.add_range(begin, until)
-        first = opened.first
-        return OffsetAndMetadata(end, "") if first is None else OffsetAndMetadata(first, write_ledger(opened, end))
+        return opened, end
 
 
 @dataclass(slots=True, eq=False)
@@ -212,6 +254,9 @@ class Member:
     wants: Condition | None = None  # the subscriber's own selector; None selects all
     pools: list[Pool] = field(default_factory=list)  # from which it gets records
     full: bool = False  # has no capacity, until `wake`
+    resting: bool = False  # is full for a while, whatever its subscriber says (`redelivery.Rests`)
+    # how often it has given records back since it settled one, by partition and offset
+    returned: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
     served: int = 0  # the number of its last record among all that members got in turn; 0 before the first
     # its unsettled deliveries, by the identity of the record (the delivery keeps the record alive), in the order of
     # their offers
@@ -231,8 +276,8 @@ class Member:
             pool.free.pop(self, None)
 
     def wake(self) -> None:
-        """Mark the member as having capacity again, after all that have it already."""
-        if self.full:
+        """Mark the member as having capacity again, after all that have it already; not while it is resting."""
+        if self.full and not self.resting:
             self.full = False
             for pool in self.pools:
                 pool.free[self] = None
@@ -277,8 +322,10 @@ class Pool:
     sticky: bool  # a partition's keyed records stay with one member while that has capacity
     members: dict[Member, None] = field(default_factory=dict)
     free: dict[Member, None] = field(default_factory=dict)
+    handed_out: int = EARLIEST  # the highest turn of the deliveries that members have accepted
     wanted: frozenset[str] = frozenset()  # the topics that `Pools` counts for this pool: none while it has no members
     ready: deque[Delivery] = field(default_factory=deque)  # deliveries to be offered
+    returned: list[Delivery] = field(default_factory=list)  # given back, and not in their places in `ready` yet
 
     def join(self, member: Member) -> None:
         """Add a member that has capacity."""
@@ -313,6 +360,23 @@ class Pool:
     def has_preferred(self, delivery: Delivery) -> bool:
         """Whether a record goes to its partition's preferred member; keyless ones of a sender may share a partition."""
         return self.sticky and (delivery.record.key is not None or len(self.members) == 1)
+
+    def leading_run(self, kept: AssignedPartition | None, most: int) -> int:
+        """Return how many of the first deliveries, at most `most`, go to the same members, and were never given back.
+
+        These are the preferred member of the partition `kept`, or (None) the members in turn.
+        """
+        alone = len(self.members) == 1
+        count = 0
+        for delivery in itertools.islice(self.ready, most):
+            if delivery.attempts or delivery.declined:
+                break
+            if not alone and (delivery.record.key is None) is not (kept is None):
+                break
+            if kept is not None and delivery.assigned is not kept:
+                break
+            count += 1
+        return count
 
 
 NO_POOL: Final = Pool("", frozenset(), sticky=False)

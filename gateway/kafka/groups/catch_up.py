@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.kafka.groups.assignment import UNTRIED, AssignedPartition, Delivery, Member, Pool
+from flowcontrol.marks import UNTRIED
+from gateway.kafka.groups.assignment import EARLIEST, AssignedPartition, Delivery, Member, Pool
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from mapping.record import Received
 
@@ -27,8 +28,8 @@ class _LogSubscriber(msgspec.Struct, eq=False):
 
     @property
     def demand(self) -> int:
-        """How many records the member's subscriber accepts."""
-        return self.member.subscriber.demand
+        """How many records the member accepts."""
+        return 0 if self.member.resting else self.member.subscriber.demand
 
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Accept or skip a record from the log; False when the member has no capacity."""
@@ -111,10 +112,10 @@ class CatchUp(msgspec.Struct, eq=False):
         declined = assigned.declined.get(offset)
         if (declined and member in declined) or (member.wants is not None and not member.wants(record)):
             return True
-        if self._suspended():
+        if self._suspended() or member.resting:
             return False
         assigned.in_flight.add(offset)
-        delivery = Delivery(record, assigned, pool, *assigned.tries.get(offset, UNTRIED))
+        delivery = Delivery(record, assigned, pool, EARLIEST, *assigned.tries.get(offset, UNTRIED))
         if declined:
             delivery.declined, delivery.kept = declined, True
         if self._offer(member, delivery):

@@ -1,18 +1,24 @@
-"""The commits of a group reader: per partition the first open offset, and a ledger of what is settled behind it."""
+"""The commits of a group reader: per partition the first open offset, a ledger of what is settled behind it, and marks.
+
+The marks say how often open records came back, and up to which offset records are in the hands of subscribers
+(`flowcontrol.marks`). The next owner of the partition, perhaps after a crash, continues to count.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from typing import Final
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from typing import Any, Final
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, KafkaError, OffsetMetadataTooLargeError
 from aiokafka.structs import OffsetAndMetadata
 
+from flowcontrol.bucket import Bucket
 from flowcontrol.offsets import LEDGER
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
@@ -22,7 +28,11 @@ from gateway.kafka.groups.dispatch import Dispatch
 
 log = logging.getLogger(__name__)
 
-COMMIT_INTERVAL_S: Final = 1.0  # the least time between two commits
+COMMIT_INTERVAL_S: Final = 1.0  # the time between two commits of a busy group
+EARLY_S: Final = 0.05  # the least time between two commits of a group that settles little
+LITTLE: Final = 100  # offsets that a commit passes; more is not little
+BUILDS: Final = 50  # the time between two commits is at least this many times the time to build one
+EARLY_RATE: Final = 200.0  # commits a second in all groups of the process that may be early
 COMMIT_TIMEOUT_S: Final = 3.0
 LEFT_GROUP: Final = "this member has left the group"
 RETENTION_S: Final = 60.0
@@ -36,13 +46,21 @@ class Commits(msgspec.Struct, eq=False):
     _dispatch: Dispatch  # has the partitions and their settled records
     _lookup: Lookup  # finds what retention has deleted
     _consumer: Callable[[], AIOKafkaConsumer | None]  # returns the current member of the group
+    _early: Bucket  # all groups' early commits share it
     # held during a commit, and while the positions are being set
     lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     count: int = 0  # commit requests answered so far
     _ledgers: bool = True  # Kafka accepts metadata of their size
+    _passed: int = 0  # how many offsets the last commit passed
+    _build_s: float = 0.0  # the time that it took to build
 
-    async def run(self) -> None:
-        """Commit settled records, at most once per interval."""
+    @property
+    def works(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+        """The tasks of a reader that commits."""
+        return self._run, self._follow_handed_out, self._follow_retention
+
+    async def _run(self) -> None:
+        """Commit settled records: soon if they are few, so that a crash brings few again; else once a second."""
         while True:
             await self._dispatch.progress.wait()
             try:
@@ -50,7 +68,24 @@ class Commits(msgspec.Struct, eq=False):
             except Exception:
                 self._dispatch.progress.set()  # so that it is tried again
                 raise
+            await asyncio.sleep(self._pause())
+
+    def _pause(self) -> float:
+        """Return the seconds until the next commit."""
+        now = time.monotonic()
+        if self._passed > LITTLE or self._early.level(now) < 1:
+            return COMMIT_INTERVAL_S
+        self._early.spend(1, now)
+        return min(COMMIT_INTERVAL_S, max(EARLY_S, BUILDS * self._build_s))
+
+    async def _follow_handed_out(self) -> None:
+        """Commit which records subscribers hold for longer than the interval, though nothing is settled."""
+        handed_out = self._dispatch.handed_out
+        while True:
+            await handed_out.wait()
+            handed_out.clear()
             await asyncio.sleep(COMMIT_INTERVAL_S)
+            self._dispatch.progress.set()
 
     async def commit(self) -> bool:
         """Commit the settled prefixes that grew. After a failure (False) it is tried again, or records come again."""
@@ -60,7 +95,12 @@ class Commits(msgspec.Struct, eq=False):
             consumer = self._consumer()
             if consumer is None:
                 return False
+            began = time.monotonic()
             offsets = self._grown(dict.fromkeys(dispatch.assignment.values(), ()))
+            self._build_s = time.monotonic() - began
+            self._passed = sum(
+                offset.offset - assigned.committed.offset for assigned, offset in offsets.items() if assigned.committed
+            )
             if not offsets:
                 return True
             try:
@@ -87,15 +127,17 @@ class Commits(msgspec.Struct, eq=False):
     ) -> dict[AssignedPartition, OffsetAndMetadata]:
         """Return the offsets that differ from what is committed, as if these records were settled too."""
         offsets = {}
+        handed_out = _ends_handed_out(self._dispatch)
         for assigned, settled in partitions.items():
-            found = assigned.committable({one for one in settled if assigned.copies.get(one, 1) == 1})
+            last = {one for one in settled if assigned.copies.get(one, 1) == 1}
+            found = assigned.committable(last, handed_out.get(assigned, 0))
             if found is not None and not self._ledgers:
                 found = OffsetAndMetadata(found.offset, "")
             if found is not None and found != assigned.committed:
                 offsets[assigned] = found
         return offsets
 
-    async def follow_retention(self) -> None:
+    async def _follow_retention(self) -> None:
         """Drop unselected records that retention has deleted, so that commits do not wait for them."""
         while True:
             await asyncio.sleep(RETENTION_S)
@@ -145,6 +187,18 @@ class Commits(msgspec.Struct, eq=False):
         self.count += 1
 
 
+def _ends_handed_out(dispatch: Dispatch) -> dict[AssignedPartition, int]:
+    """Return, by partition, the offset below which records were handed out; empty while no subscriber holds any."""
+    if not any(member.held for member in dispatch.members.values()):
+        return {}
+    ends = {one: one.position for one in dispatch.assignment.values() if one.position is not None}
+    for pool in dispatch.ready.pools:
+        for delivery in pool.ready:
+            if delivery.turn > pool.handed_out and delivery.record.offset < ends.get(delivery.assigned, 0):
+                ends[delivery.assigned] = delivery.record.offset
+    return ends
+
+
 def without_foreign_metadata(stored: OffsetAndMetadata) -> OffsetAndMetadata:
-    """Return a committed offset, without metadata that is not a ledger of Trivium's."""
+    """Return a committed offset, without metadata that is not Trivium's."""
     return OffsetAndMetadata(stored.offset, stored.metadata if stored.metadata.startswith(LEDGER) else "")

@@ -18,29 +18,28 @@ counted as late.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Final, cast
 
 from aiokafka import TopicPartition
 
+from flowcontrol.marks import Tries
 from gateway.failures import failures
 from gateway.kafka.contracts import RunSubscriber, Subscriber
 from gateway.kafka.groups.assignment import (
+    EARLIEST,
     NO_POOL,
-    UNTRIED,
     AssignedPartition,
     Condition,
     Delivery,
     Member,
     Pool,
     SubscriptionFilter,
-    Tries,
 )
 from gateway.kafka.groups.catch_up import CatchUp
 from gateway.kafka.groups.pools import Pools
 from gateway.kafka.groups.ready import ReadyDeliveries
-from gateway.kafka.groups.redelivery import RedeliveryQueue
+from gateway.kafka.groups.redelivery import RedeliveryQueue, Rests
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from mapping.record import Received
 
@@ -68,6 +67,7 @@ class Dispatch:
         self.assignment: dict[TopicPartition, AssignedPartition] = {}  # the partitions assigned to this process
         self.suspended = True  # nothing is delivered, since partitions may be moving
         self.progress = asyncio.Event()  # set when a settled prefix has grown
+        self.handed_out = asyncio.Event()  # set when members may have accepted records
         self.returned = asyncio.Event()  # set when a member has settled a record or given one back while suspended
         self.redelivered = self.late = self.unwanted = 0  # see `GroupStatistics`
         self.catch_up = CatchUp(readings, self._locate, self._offer, self._caught_up, lambda: self.suspended)
@@ -75,8 +75,10 @@ class Dispatch:
         self._pools = Pools(return_wait_s, self._drop_pool)
         self._queues: dict[str, Condition] = {}  # by topic: which unselected records stay in the log
         self.ready = ReadyDeliveries()  # deliveries that wait for a member
+        self._turn = EARLIEST + 1  # of the next record to be read
         self._parked: list[tuple[Received, AssignedPartition, Tries]] = []  # of topics without interested members
         self._redelivery = RedeliveryQueue(backoff_s, self._redeliver, changed)
+        self._rests = Rests(backoff_s, self.wake)
 
     @property
     def topics(self) -> frozenset[str]:
@@ -115,12 +117,13 @@ class Dispatch:
         return self._pools.knows(name)
 
     def remove(self, member: Member, *, failed: bool = True) -> None:
-        """Remove a subscriber; its unsettled records are offered to the other members of their pool first.
+        """Remove a subscriber; its unsettled records are offered to the other members of their pool.
 
         `failed`: count the deliveries as failures, not only as attempts.
         """
         del self.members[member.subscriber]
         self.catch_up.stop(member)
+        self._rests.forget(member)
         del member.subscriber  # it refers back to its member
         self._pools.remove(member)
         for assigned in self.assignment.values():
@@ -130,14 +133,12 @@ class Dispatch:
         member.held.clear()
         self.redelivered += len(held)
         unassigned = []
-        for delivery in reversed(held):
-            delivery.attempts += 1
-            delivery.failures += failed
+        for delivery in held:
+            delivery.count(failed=failed)
             if self._pools.keeps_records(delivery.pool):
-                self.ready.add(delivery, first=True)
+                self.ready.give_back(delivery)
             else:
                 unassigned.append(delivery)
-        unassigned.reverse()
         for pool in member.pools:
             if not self._pools.keeps_records(pool):
                 unassigned += self.ready.take_all(pool)
@@ -155,21 +156,24 @@ class Dispatch:
         self._changed()
 
     def wake(self, member: Member) -> None:
-        """Offer records again to a subscriber that has capacity."""
-        member.wake()
-        self.catch_up.resume(member)
-        self._changed()
+        """Offer records again to a subscriber that has capacity; while it rests, this has no effect."""
+        if not member.resting:
+            member.wake()
+            self.catch_up.resume(member)
+            self._changed()
 
     def done(self, member: Member, record: Received) -> None:
         """Settle a record."""
         delivery = self._take_back(member, record)
         if delivery is not None:
             delivery.assigned.finish(record.offset)
+            member.returned.clear()
             self.progress.set()
 
     def done_all(self, member: Member, records: Sequence[Received]) -> None:
         """Settle records, in this order."""
         held = member.held
+        member.returned.clear()
         run: list[int] = []  # offsets of one partition
         assigned: AssignedPartition | None = None
         for record in records:
@@ -192,12 +196,13 @@ class Dispatch:
         delivery = self._take_back(member, record)
         if delivery is None:
             return
-        delivery.attempts += failed
-        delivery.failures += failed
+        if failed:
+            delivery.count(failed=True)
         if not at_once:
             self._redelivery.add(delivery)
             return
-        self._redeliver(delivery, first=True)
+        self._rests.count(member, delivery)
+        self._redeliver(delivery)
         self._changed()
 
     def decline(self, member: Member, record: Received, *, failed: bool = False, keep: bool = False) -> None:
@@ -206,10 +211,13 @@ class Dispatch:
         if delivery is None:
             return
         delivery.decline(member)
-        delivery.attempts += failed
-        delivery.failures += failed
+        if failed:
+            delivery.count(failed=True)
         delivery.kept = keep
-        self._add_again(delivery, first=True)
+        if self._pools.keeps_records(delivery.pool):
+            self.ready.add(delivery, first=True)
+        else:
+            self._reroute(delivery)
         self._changed()
 
     def has_other(self, member: Member, record: Received) -> bool:
@@ -226,7 +234,7 @@ class Dispatch:
         return delivery
 
     def _finish_all(self, assigned: AssignedPartition, offsets: Sequence[int]) -> None:
-        if assigned.copies or assigned.in_flight:
+        if assigned.copies or assigned.in_flight or assigned.tries:
             for offset in offsets:
                 assigned.finish(offset)
         else:
@@ -240,7 +248,7 @@ class Dispatch:
         kept = delivery.kept or (stays is not None and stays(record))
         if kept and record.offset not in assigned.copies:
             declined = delivery.declined if delivery.kept else None
-            assigned.leave(record.offset, (delivery.attempts, delivery.failures), declined)
+            assigned.leave(record.offset, declined)
         else:
             self.unwanted += 1
             assigned.finish(record.offset)
@@ -254,22 +262,27 @@ class Dispatch:
             records = assigned.unsettled(records)
         assigned.checkpoint.track(*[record.offset for record in records])
         pool = self._pools.sole(assigned.partition.topic)
-        if pool is None:
-            for record in records:
-                self._queue_record(record, assigned, UNTRIED)
-        elif records:
-            self.ready.add_all(pool, [Delivery(record, assigned, pool) for record in records])
+        if records and (pool is None or records[0].offset < assigned.marked):
+            for turn, record in enumerate(records, self._turn):
+                self._route(record, assigned, turn, assigned.tries_before(record.offset))
+            if pool is not None:
+                self.progress.set()  # commit soon: what crashes us would be counted once only
+        elif pool is not None:
+            turns = enumerate(records, self._turn)
+            self.ready.add_all(pool, [Delivery(record, assigned, pool, turn) for turn, record in turns])
+        self._turn += len(records)
 
-    def _queue_record(self, record: Received, assigned: AssignedPartition, tries: Tries) -> None:
-        """Queue a record for each pool that gets a copy."""
+    def _route(self, record: Received, assigned: AssignedPartition, turn: int, tries: Tries) -> None:
+        """Queue a record for each pool that gets a copy; one with the turn `EARLIEST` was read before others."""
+        queue = self.ready.give_back if turn == EARLIEST else self.ready.add
         pools = self._pools.select(record)
         if pools:
             if len(pools) > 1:
                 assigned.copies[record.offset] = len(pools)
             for pool in pools:
-                self.ready.add(Delivery(record, assigned, pool, *tries))
+                queue(Delivery(record, assigned, pool, turn, *tries))
         elif record.topic in self.topics:
-            self._leave_in_log(Delivery(record, assigned, NO_POOL, *tries))
+            self._leave_in_log(Delivery(record, assigned, NO_POOL, turn, *tries))
         else:
             self._parked.append((record, assigned, tries))  # a rebalance is about to move the partition
 
@@ -280,13 +293,14 @@ class Dispatch:
             delivery.assigned.finish(delivery.record.offset)  # other subscription filters have their own copies
             self.progress.set()
         else:
-            self._queue_record(delivery.record, delivery.assigned, (delivery.attempts, delivery.failures))
+            tries = (delivery.attempts, delivery.failures)
+            self._route(delivery.record, delivery.assigned, EARLIEST, tries)
 
     def _sort_parked(self) -> None:
         """Queue the records of topics without interested members again: members or their topics have changed."""
         parked, self._parked = self._parked, []
         for record, assigned, tries in parked:
-            self._queue_record(record, assigned, tries)
+            self._route(record, assigned, EARLIEST, tries)
 
     # Delivering.
 
@@ -298,10 +312,11 @@ class Dispatch:
     def push(self) -> None:
         """Deliver ready records to members that have capacity."""
         if self._pools.empty and not self.ready.has_space:
-            for pool in [pool for pool in self._pools.empty if pool.ready]:
+            for pool in [pool for pool in self._pools.empty if pool.ready or pool.returned]:
                 self._drop_pool(pool)  # it would delay pools that have members
         for pool in self.ready.pools:
             self._push_pool(pool)
+            self.handed_out.set()
         if not self.ready.has_space and not self.suspended:
             for pool in self.ready.pools:
                 if pool.sticky and pool.free and pool.name in self._queues:
@@ -332,6 +347,8 @@ class Dispatch:
         self._changed()
 
     def _push_pool(self, pool: Pool) -> None:
+        if pool.returned:
+            self.ready.sort(pool)
         ready = pool.ready
         passed: list[Delivery] = []
         while ready and not self.suspended:
@@ -369,7 +386,9 @@ class Dispatch:
             failures.report("delivery", error, f"{delivery.assigned.partition} offset {record.offset}")
             self.requeue(member, record, failed=True)
             return True
-        if not taken:
+        if taken:
+            delivery.pool.handed_out = max(delivery.pool.handed_out, delivery.turn)
+        else:
             del member.held[id(record)]
             member.fill()
         return taken
@@ -384,7 +403,7 @@ class Dispatch:
         next_member = next(iter(pool.free), None) if kept is None else kept.preferred
         if next_member is None or next_member.full or not next_member.takes_runs:
             return False
-        count = _leading_run(pool, kept)
+        count = pool.leading_run(kept, DEMAND)
         if not count:
             return False
         if kept is None:
@@ -411,6 +430,8 @@ class Dispatch:
             failures.report("deliveries", error, f"{run[0].assigned.partition} offset {run[0].record.offset}")
             again = [delivery for delivery in run if held.pop(id(delivery.record), None) is not None]
             return [delivery for delivery in again if member.full or not self._offer(member, delivery)]
+        if taken and run[taken - 1].turn > run[0].pool.handed_out:
+            run[0].pool.handed_out = run[taken - 1].turn
         rest = run[taken:]
         if rest:
             for record in records[taken:]:
@@ -418,14 +439,11 @@ class Dispatch:
             member.fill()
         return rest
 
-    def _redeliver(self, delivery: Delivery, *, first: bool = False) -> None:
-        """Offer a delivery again: after its back-off, or (`first`) before all others."""
+    def _redeliver(self, delivery: Delivery) -> None:
+        """Offer a delivery again, in its place."""
         self.redelivered += 1
-        self._add_again(delivery, first=first)
-
-    def _add_again(self, delivery: Delivery, *, first: bool) -> None:
         if self._pools.keeps_records(delivery.pool):
-            self.ready.add(delivery, first=first)
+            self.ready.give_back(delivery)
         else:
             self._reroute(delivery)
 
@@ -468,21 +486,3 @@ class Dispatch:
     def delayed(self) -> int:
         """How many deliveries wait for their next attempt."""
         return len(self._redelivery)
-
-
-def _leading_run(pool: Pool, kept: AssignedPartition | None) -> int:
-    """Return how many of the first deliveries in a queue take the same route; none was offered before.
-
-    They go to the preferred member of the partition `kept`. None: to the members in turn.
-    """
-    alone = len(pool.members) == 1
-    count = 0
-    for delivery in itertools.islice(pool.ready, DEMAND):
-        if delivery.attempts or delivery.declined:
-            break
-        if not alone and (delivery.record.key is None) is not (kept is None):
-            break
-        if kept is not None and delivery.assigned is not kept:
-            break
-        count += 1
-    return count

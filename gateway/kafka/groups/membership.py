@@ -9,6 +9,7 @@ await membership.leave()
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -21,11 +22,13 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.backoff import backoff_s
+from flowcontrol.bucket import Bucket
 from gateway.kafka.cluster.cluster_admin import ClusterAdmin
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
+from gateway.kafka.groups.commits import EARLY_RATE
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.groups.refusals import not_joined
 from gateway.kafka.groups.statistics import GroupsStatistics, GroupStatistics
@@ -70,8 +73,8 @@ class Membership:
     def requeue(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
         """Give the record back: it is offered again, to any subscriber of the group, after a back-off.
 
-        Not `failed`: it was not attempted, as with AMQP's `released`. `at_once`: without a back-off, and before
-        everything that waits; give several records back in reverse order.
+        Not `failed`: it was not attempted, as with AMQP's `released`. `at_once`: without a back-off, so that it keeps
+        its place; but a subscriber that gives the same record back again and again gets no records for a while.
         """
         self._dispatch.requeue(self._member, record, failed=failed, at_once=at_once)
 
@@ -150,6 +153,7 @@ class Groups:
             lookup,
             readings=readings,
             times=times,
+            early=Bucket(EARLY_RATE, EARLY_RATE, time.monotonic()),
         )
         self._spawn = spawn
         self._readers: dict[str, GroupReader] = {}

@@ -21,6 +21,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.errors import ConsumerStoppedError, KafkaError
 
+from flowcontrol.bucket import Bucket
 from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
@@ -82,6 +83,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         *,
         readings: CatchUpReader,
         times: GroupTimes,
+        early: Bucket,  # for commits
     ) -> None:
         self.group = group
         self.topics: frozenset[str] = frozenset()
@@ -90,7 +92,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._lookup = lookup
         self._times = times
         self.dispatch = Dispatch(backoff_s, self._push_soon, readings, return_wait_s=times.return_wait_s)
-        self.commits = Commits(group, self.dispatch, lookup, lambda: self._consumer)
+        self.commits = Commits(group, self.dispatch, lookup, lambda: self._consumer, early)
         self._consumer: AIOKafkaConsumer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._starts = StartOffsets(group, lookup)
@@ -112,7 +114,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     def start(self) -> None:
         """Start the tasks; the first `subscribe` that has topics joins the group."""
         self._lookup.add_listener(self._check_topic_ids)
-        works = (self._run, self._follow, self._await_leaders, self.commits.run, self.commits.follow_retention)
+        works = (self._run, self._follow, self._await_leaders, *self.commits.works)
         self._tasks = [self._spawn(keep_running(work, "group", self.group)) for work in works]
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,6 +12,10 @@ from gateway.kafka.groups.assignment import Delivery, Pool
 WAITING_RECORDS: Final = 2000
 WAITING_BYTES: Final = 8 * 1024 * 1024
 """The most that may wait for pools without capacity while others go on. Beyond it reading stops for all pools."""
+
+
+def _place(delivery: Delivery) -> tuple[int, int]:
+    return delivery.turn, delivery.record.offset
 
 
 @dataclass(slots=True, eq=False)
@@ -49,20 +54,36 @@ class ReadyDeliveries:
         self.records += len(deliveries)
         self.bytes += sum([len(delivery.record.value or b"") for delivery in deliveries])
 
+    def give_back(self, delivery: Delivery) -> None:
+        """Put back a delivery that a member had; `sort` finds its place."""
+        delivery.pool.returned.append(delivery)
+        self._busy[delivery.pool] = None
+        self.records += 1
+        self.bytes += len(delivery.record.value or b"")
+
+    def sort(self, pool: Pool) -> None:
+        """Put deliveries that were given back into their places among the others."""
+        returned, pool.returned = pool.returned, []
+        ready = [*pool.ready]
+        pool.ready.clear()
+        pool.ready.extend(heapq.merge(sorted(returned, key=_place), ready, key=_place))
+
     def take_all(self, pool: Pool, count: int | None = None) -> list[Delivery]:
-        """Take all deliveries of a pool, or its first `count`; it must have that many."""
+        """Take all deliveries of a pool, or the first `count` that are in their places; it must have that many."""
+        if count is None and pool.returned:
+            self.sort(pool)
         ready = pool.ready
         found = [ready.popleft() for _ in range(len(ready) if count is None else count)]
-        if not ready:
+        if not ready and not pool.returned:
             self._busy.pop(pool, None)
         self.records -= len(found)
         self.bytes -= sum([len(delivery.record.value or b"") for delivery in found])
         return found
 
     def take(self, pool: Pool) -> Delivery:
-        """Take the first delivery of a pool; it must have one."""
+        """Take the first delivery of a pool that is in its place; it must have one."""
         delivery = pool.ready.popleft()
-        if not pool.ready:
+        if not pool.ready and not pool.returned:
             del self._busy[pool]
         self.records -= 1
         self.bytes -= len(delivery.record.value or b"")

@@ -1,13 +1,54 @@
-"""Deliveries of a group that were given back and wait for their next attempt."""
+"""The back-off of deliveries that failed, and of members that give the same records back again and again."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
-from gateway.kafka.groups.assignment import Delivery
+from gateway.kafka.groups.assignment import Delivery, Member
+
+AT_ONCE: Final = 10
+"""How often a member may give the same record back without a pause, while it settles no other."""
+REMEMBERED: Final = 10_000
+"""For how many records of a member this is counted."""
+
+
+class Rests(msgspec.Struct, eq=False):
+    """The pauses of members that give the same record back more than `AT_ONCE` times and settle nothing in between.
+
+    Other members get the record immediately. A record that is given back without a pause keeps its place.
+    """
+
+    _backoff_s: Callable[[int], float]  # returns the length of a member's pause number 0, 1, ... in a row
+    _wake: Callable[[Member], None]  # called after a pause
+    _timers: dict[Member, asyncio.TimerHandle] = {}
+
+    def count(self, member: Member, delivery: Delivery) -> None:
+        """Count that a member has given a delivery back; if too often, it gets no records for a while."""
+        returned = member.returned
+        if len(returned) >= REMEMBERED:
+            returned.clear()
+        place = (delivery.assigned.partition, delivery.record.offset)
+        returns = returned[place] = returned.get(place, 0) + 1
+        if returns > AT_ONCE and not member.resting:
+            member.resting = True
+            member.fill()
+            pause = self._backoff_s(returns - AT_ONCE - 1)
+            self._timers[member] = asyncio.get_running_loop().call_later(pause, self._end, member)
+
+    def forget(self, member: Member) -> None:
+        """Forget a member that has left."""
+        timer = self._timers.pop(member, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _end(self, member: Member) -> None:
+        del self._timers[member]
+        member.resting = False
+        self._wake(member)
 
 
 class RedeliveryQueue(msgspec.Struct, eq=False):

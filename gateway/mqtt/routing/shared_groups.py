@@ -97,7 +97,7 @@ class Share:
     def requeue(self, record: Received) -> None:
         """Give a record back that was not sent: it is offered again to any member."""
         if self._membership is not None:
-            self._membership.requeue(record, failed=False)
+            self._membership.requeue(record, failed=False, at_once=True)
 
     def decline(self, record: Received) -> None:
         """Decline the record for this client: it is offered to the other members, and settled if all decline."""

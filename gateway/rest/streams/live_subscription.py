@@ -189,7 +189,7 @@ class Subscription:
             if failed is None:
                 source.membership.done(record)
             else:
-                source.membership.requeue(record, failed=failed)
+                source.membership.requeue(record, failed=failed, at_once=not failed)
         if isinstance(self._source, GroupSubscriber):
             self._source.hold(self._held, len(self._unsettled))
         self.wake()

@@ -5,27 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from proton import UNDESCRIBED, Array, Data, Delivery, Message, symbol
-from proton.reactor import LinkOption
+from proton import Delivery, Message
 from proton.utils import BlockingConnection, LinkDetached
 
 from gateway.amqp.listener import AmqpServer
 from protocols.amqp import outcomes
-from tests.support.amqp import TIMEOUT, as_client, body_of, data
+from tests.support.amqp import TIMEOUT, Temporary, as_client, body_of, data
 from tests.support.waiting import wait_until
-
-
-class Temporary(LinkOption):
-    """Create a temporary node; `kind` is a capability."""
-
-    def __init__(self, kind: str = "") -> None:
-        self.kind = kind
-
-    def apply(self, link: Any) -> None:
-        terminus = link.target if link.is_sender else link.source
-        terminus.dynamic = True
-        if self.kind:
-            terminus.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, symbol(self.kind)))
 
 
 @pytest.fixture

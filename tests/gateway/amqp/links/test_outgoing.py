@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from proton.utils import BlockingConnection, LinkDetached
 
 from gateway.amqp.listener import AmqpServer
 from protocols.amqp import outcomes
+from tests.support.amqp import Temporary, data
 
 TIMEOUT = 60
 T = TypeVar("T")
@@ -135,6 +137,43 @@ async def test_returned_records_are_offered_again(
     message = await as_client(listener, receive)
     assert body(message) == b"again"
     assert message.delivery_count == count
+
+
+@pytest.mark.parametrize("kind", ["group", "temporary queue"])
+async def test_released_records_return_immediately_and_in_their_places(
+    start_listener: Any, new_topic: Any, kind: str
+) -> None:
+    """In any order, and several times (part 3.4.4)."""
+    topic = await new_topic(partitions=1)
+    listener = await start_listener(amqp={"reply_topic": await new_topic()})
+
+    def work(connection: BlockingConnection) -> tuple[list[list[bytes]], float]:
+        address = f"queue://{topic}"
+        if kind == "temporary queue":
+            maker = connection.create_sender(None, options=Temporary("temporary-queue"))
+            address = maker.link.remote_target.address
+        sender = connection.create_sender(address)
+        for number in range(20):
+            sender.send(data(b"%d" % number))
+        receiver = connection.create_receiver(address, credit=20)
+        rounds: list[list[bytes]] = []
+        began = time.monotonic()
+        for _ in range(8):
+            messages = [receiver.receive(TIMEOUT) for _ in range(20)]
+            assert not any(message.delivery_count for message in messages)
+            rounds.append([body(message) for message in messages])
+            deliveries = list(receiver.fetcher.unsettled)
+            receiver.fetcher.unsettled.clear()
+            for delivery in deliveries[::3] + deliveries[1::3] + deliveries[2::3]:
+                delivery.update(Delivery.RELEASED)
+                delivery.settle()
+            receiver.link.flow(20)
+        took = time.monotonic() - began
+        return rounds, took
+
+    rounds, took = await as_client(listener, work)
+    assert rounds == [[b"%d" % number for number in range(20)]] * 8
+    assert took < 3  # with a back-off that doubles it was 15 s
 
 
 async def test_rejected_records_are_not_offered_again(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:

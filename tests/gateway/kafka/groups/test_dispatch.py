@@ -16,7 +16,8 @@ from aiokafka.structs import OffsetAndMetadata
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.kafka.groups import assignment, ready
+from flowcontrol.bucket import Bucket
+from gateway.kafka.groups import assignment, ready, redelivery
 from gateway.kafka.groups.assignment import AssignedPartition, Member, SubscriptionFilter
 from gateway.kafka.groups.commits import Commits
 from gateway.kafka.groups.dispatch import DEMAND, Dispatch
@@ -498,6 +499,78 @@ def test_a_record_requeued_at_once_comes_first(world: World) -> None:
     assert world.dispatch.redelivered == 2
 
 
+@given(st.data())
+def test_records_given_back_in_any_order_come_again_in_the_order_in_which_they_were_read(data: st.DataObject) -> None:
+    partitions = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=20))
+    world = World(partitions=3)
+    sink = world.join(Taker(data.draw(st.integers(1, 20))))
+    for partition in partitions:
+        world.read("a", partition=partition)
+    order = {id(record): place for place, record in enumerate(world.log.records)}
+    sink.capacity = 0
+    for _ in range(3):
+        taken = sink.held
+        settled = data.draw(st.lists(st.sampled_from(taken), unique_by=id)) if taken else []
+        for record in settled:
+            world.dispatch.done(sink.member, record)
+        back = data.draw(st.permutations([record for record in taken if record not in settled]))
+        sink.held = []
+        for record in back:
+            world.dispatch.requeue(sink.member, record, failed=data.draw(st.booleans()), at_once=True)
+            if data.draw(st.booleans()):
+                world.dispatch.push()  # the member has no capacity: what came back waits
+        sink.got.clear()
+        sink.capacity = data.draw(st.integers(1, 20))
+        world.dispatch.wake(sink.member)
+        world.dispatch.push()
+        sink.capacity = 0
+        got = [order[id(record)] for record in sink.got]
+        assert got == sorted(got)
+        assert not back or got[0] == min(order[id(record)] for record in back)
+
+
+async def test_a_member_that_gives_the_same_record_back_again_and_again_rests_and_others_get_it() -> None:
+    pauses: list[int] = []
+
+    def recorded(pause: int) -> float:
+        pauses.append(pause)
+        return 0.001
+
+    world = World(backoff_s=recorded)
+    stubborn = world.join(Sink())
+    world.read("a", "a")
+
+    def give_back() -> None:
+        for record in stubborn.held:
+            world.dispatch.requeue(stubborn.member, record, failed=False, at_once=True)
+        stubborn.held.clear()
+        world.dispatch.push()
+
+    for _ in range(redelivery.AT_ONCE):
+        give_back()
+        assert [record.offset for record in stubborn.held] == [0, 1]
+    assert pauses == []
+    give_back()
+    world.dispatch.wake(stubborn.member)
+    world.dispatch.push()
+    assert (stubborn.held, pauses) == ([], [0])
+    await until_offered(world, stubborn, len(stubborn.got) + 2)
+    give_back()
+    assert pauses == [0, 1]
+    other = world.join(Sink(1))
+    world.dispatch.push()
+    assert other.offsets == [0]
+    await until_offered(world, stubborn, len(stubborn.got) + 1)
+    stubborn.done(stubborn.held[0])
+    world.read("a")
+    for _ in range(redelivery.AT_ONCE):
+        give_back()
+    assert pauses == [0, 1]
+    give_back()
+    world.dispatch.remove(stubborn.member)  # during the pause
+    await until_offered(world, world.join(Sink()), 1)
+
+
 def test_the_partition_of_a_held_record(world: World) -> None:
     sink = world.join(Sink())
     world.read(*"aa")
@@ -827,6 +900,7 @@ def test_every_record_of_a_queue_is_settled_once(actions: list[tuple[str, Any]],
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ready, "WAITING_RECORDS", waiting)
+        patch.setattr(redelivery, "AT_ONCE", 100)  # there is no event loop for the pauses of members
         join(b"a")
         for action, argument in actions:
             if action == "read":
@@ -942,7 +1016,7 @@ def test_a_held_record_that_retention_deletes_is_settled_as_others(world: World)
 
 
 def test_attempts_of_deleted_records_leave_room_for_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assignment, "TRIES", 2)
+    monkeypatch.setattr(assignment, "TRIES_LIMIT", 2)
     world.join(Sink(), selects=b"a", queue=True)
     for _ in range(2):
         world.read("b", "b")
@@ -983,7 +1057,7 @@ async def test_a_transaction_commits_nothing_of_a_partition_that_was_lost_while_
     sink = world.join(Sink())
     world.read("a")
     delivery = sink.member.delivery(sink.held[0])
-    commits = Commits("g", world.dispatch, None, lambda: None)
+    commits = Commits("g", world.dispatch, None, lambda: None, Bucket(1, 1, 0))
 
     async def commit() -> None:
         async with commits.committing({delivery.assigned: {0}}):
