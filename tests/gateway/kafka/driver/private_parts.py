@@ -43,6 +43,7 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_wait_consume_future": "the argument of `_notify`",
     },
     "aiokafka.consumer.fetcher.FetchResult": {
+        "_assignment": "knows the end of the log, which no offset in a fetch can reach",
         "_partition_records": "replaced by an iterator that makes `Received`",
     },
     "aiokafka.consumer.fetcher.PartitionRecords": {
