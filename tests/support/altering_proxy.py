@@ -1,4 +1,4 @@
-"""A proxy between Kafka's clients and a broker that alters batches in the answers to fetches, as a bad disk would."""
+"""A proxy between Kafka's clients and a broker that alters answers, as a bad disk, network or broker would."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+PRODUCE: Final = 0
 FETCH: Final = 1
 CRC_AT: Final = 17  # what is before it is set by the broker
 
@@ -28,12 +29,18 @@ class AlteringProxy:
 
     broker: tuple[str, int]
     alterations: dict[bytes, Alteration] = field(default_factory=dict)  # by a batch from its checksum on
+    answers: dict[int, Alteration] = field(default_factory=dict)  # by API key: what is done to a whole answer
     bootstrap: str = ""
     _port: int = 0
 
     def alter(self, raw: bytes, change: Callable[[bytes], bytes], times: int | None = None) -> Alteration:
         """Alter the batch wherever it is answered; the change keeps its size."""
         found = self.alterations[raw[CRC_AT:]] = Alteration(change, times)
+        return found
+
+    def alter_answers(self, api: int, change: Callable[[bytes], bytes], times: int | None = None) -> Alteration:
+        """Alter the answers to requests with an API key. An answer that the change leaves as it is does not count."""
+        found = self.answers[api] = Alteration(change, times)
         return found
 
     @contextlib.asynccontextmanager
@@ -79,10 +86,13 @@ class AlteringProxy:
         there, here = host + struct.pack(">i", port), host + struct.pack(">i", self._port)
         while True:
             frame = await _frame(upstream)
-            if asked.pop(struct.unpack_from(">i", frame)[0], None) == FETCH:
-                frame = self._altered(frame)
-            else:
-                frame = frame.replace(there, here)
+            api = asked.pop(struct.unpack_from(">i", frame)[0], None)
+            frame = self._altered(frame) if api == FETCH else frame.replace(there, here)
+            whole = self.answers.get(api) if api is not None else None
+            if whole is not None and (whole.times is None or whole.done < whole.times):
+                changed = whole.change(frame)
+                whole.done += changed != frame
+                frame = changed
             writer.write(struct.pack(">i", len(frame)) + frame)
             await writer.drain()
 
@@ -102,3 +112,17 @@ class AlteringProxy:
 async def _frame(reader: asyncio.StreamReader) -> bytes:
     (size,) = struct.unpack(">i", await reader.readexactly(4))
     return await reader.readexactly(size)
+
+
+def of_another_partition(topic: str) -> Callable[[bytes], bytes]:
+    """Return a change of answers that name one partition of the topic: they name another one."""
+    name = topic.encode() + struct.pack(">i", 1)
+
+    def change(frame: bytes) -> bytes:
+        at = frame.find(name)
+        if at < 0:
+            return frame
+        at += len(name)
+        return frame[:at] + struct.pack(">i", 7) + frame[at + 4 :]
+
+    return change

@@ -76,6 +76,20 @@ class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
         _leaderless_log.leaderless(self._client, assignment.tps, now)
         return True
 
+    async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
+        """Send a fetch and keep what it brings; an answer that does not fit the request is one that did not come.
+
+        aiokafka would end the task that fetches, and the consumer with it.
+        """
+        try:
+            return bool(await super()._proc_fetch_request(assignment, node_id, request))
+        except KafkaError:
+            raise
+        except Exception as error:  # names other partitions, or lacks fields
+            log.warning("an answer of node %s does not fit its fetch: %r", node_id, error)
+            await asyncio.sleep(self._retry_backoff)
+            return False
+
     async def _proc_offset_request(self, node_id: int, topic_data: Any) -> Any:
         try:
             return await super()._proc_offset_request(node_id, topic_data)

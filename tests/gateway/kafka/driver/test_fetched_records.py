@@ -17,7 +17,7 @@ from gateway.kafka.driver.fetched_records import FETCHED_AGAIN, Unreadable, _Con
 from gateway.kafka.driver.kafka_consumer import close_consumer, log_consumer, poll
 from gateway.kafka.driver.record_batch import FetchedBatches
 from mapping.record import Received
-from tests.support.altering_proxy import AlteringProxy
+from tests.support.altering_proxy import FETCH, AlteringProxy, of_another_partition
 from tests.support.raw_batches import BREAKS, TIME_MS, batch, produce_raw, signed
 
 WAIT_S = 60.0
@@ -102,6 +102,18 @@ async def test_what_the_network_altered_is_fetched_again(bootstrap: str, new_top
         async with reading(proxy.bootstrap, partition) as (consumer, told):
             assert [record.value for record in await read_to(consumer, partition, 2)] == [b"x", b"y"]
     assert alteration.done == FETCHED_AGAIN
+    assert told == []
+
+
+async def test_an_answer_for_another_partition_ends_no_consumer(bootstrap: str, new_topic: Any) -> None:
+    partition = TopicPartition(await new_topic(partitions=1), 0)
+    host, _, port = bootstrap.rpartition(":")
+    await produce_raw(bootstrap, partition.topic, batch([b"x"]))
+    async with AlteringProxy((host, int(port))).running() as proxy:
+        alteration = proxy.alter_answers(FETCH, of_another_partition(partition.topic), times=2)
+        async with reading(proxy.bootstrap, partition) as (consumer, told):
+            assert [record.value for record in await read_to(consumer, partition, 1)] == [b"x"]
+    assert alteration.done == 2
     assert told == []
 
 
