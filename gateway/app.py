@@ -43,6 +43,7 @@ from gateway.failures import failures
 from gateway.kafka.cluster.topic_creation import any_capacity
 from gateway.kafka.cluster.topic_safety import report
 from gateway.kafka.driver.login import logins
+from gateway.kafka.driver.unreadable import unreadable
 from gateway.listeners import make_servers
 from gateway.mqtt.registry.session_views import SessionViews
 from gateway.net.descriptors import descriptors
@@ -255,6 +256,7 @@ class App:
         metrics.add_source("failures", failures.statistics)
         metrics.add_source("native", native.statistics)
         metrics.add_source("kafka_login", logins.statistics)
+        metrics.add_source("unreadable", unreadable.statistics)
         metrics.add_source("descriptors", descriptors.statistics)
         if self._room is not None:
             metrics.add_source("embedded_kafka", self._room.statistics)

@@ -40,7 +40,7 @@ def arguments(file: JobFile) -> argparse.ArgumentParser:
     if isinstance(file.spec.run, ReplayRun):
         add("--rate", type=float, help="the most records per second")
     if isinstance(file.spec, BridgeAudit):
-        add("--once", action="store_true", help="audit once, and exit with 1 if a record is missing")
+        add("--once", action="store_true", help="audit once, and exit with 1 if a record is missing or cannot be read")
     if isinstance(file.spec, Backfill):
         add("--log-file", type=Path, default=Path(os.devnull), help="where Spark's log goes")
     add("--jars", help=argparse.SUPPRESS)  # `trivium spark run` gives these two to every job with Spark
@@ -52,8 +52,8 @@ def main(file: JobFile, argv: Sequence[str]) -> int:
     """Run the job of a file.
 
     Returns:
-        0 if it is done or was stopped. 1 if it failed (the next run continues), records could not be replayed, or
-        records are missing. 2 if the command line is wrong.
+        0 if it is done or was stopped. 1 if it failed (the next run continues), records could not be replayed or
+        read, or records are missing. 2 if the command line is wrong.
     """
     given = arguments(file).parse_args(argv)
     said = {name: getattr(given, name, None) for name in ("bootstrap_servers", "rate")}

@@ -102,6 +102,13 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             f"Kafka deleted {NUMBER} records before they were delivered",
         ),
         Alert(
+            "TriviumUnreadable",
+            "critical",
+            grew("10m", "trivium_unreadable_batches_total"),
+            "0m",
+            f"has stepped over {NUMBER} batches or records that nothing can read",
+        ),
+        Alert(
             "TriviumPartitionsWithoutLeader",
             "critical",
             "trivium_live_reader_leaderless > 0 or trivium_http_consumers_leaderless > 0"

@@ -165,6 +165,7 @@ BOARDS: Final = (
                 Panel("Partitions without a leader", ("live_reader_leaderless", "http_consumers_leaderless")),
                 Panel("Redelivered", ("kafka_group_redelivered_total",), ("group",)),
                 Panel("Deleted before delivery", ("live_reader_gaps_total", "live_reader_catch_up_gaps_total")),
+                Panel("Not readable", ("unreadable_batches_total", "unreadable_offsets_total")),
             ),
             "Login": (
                 Panel(

@@ -29,6 +29,7 @@ from gateway.failures import FailureStatistics
 from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
 from gateway.kafka.cluster.topic_safety import Statistics as TopicSafety
 from gateway.kafka.driver.login import Statistics as LoginStatistics
+from gateway.kafka.driver.unreadable import UnreadableStatistics
 from gateway.kafka.groups.statistics import GroupsStatistics
 from gateway.kafka.publish.budgets import BudgetStatistics
 from gateway.kafka.publish.settlement import Statistics as PublisherStatistics
@@ -83,7 +84,12 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "topics": TopicCreation,
         "replication": TopicSafety,
     },
-    "From Kafka": {"live_reader": LiveStatistics, "kafka": GroupsStatistics, "state": StateStatistics},
+    "From Kafka": {
+        "live_reader": LiveStatistics,
+        "kafka": GroupsStatistics,
+        "state": StateStatistics,
+        "unreadable": UnreadableStatistics,
+    },
     "Logins and rights": {
         "authentication": AuthenticationStatistics,
         "audit": AuditStatistics,

@@ -219,7 +219,7 @@ class Attach:
         address = peer.target(link.target.address)
         if not publish.some(address.topic):
             raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {address.topic}")
-        info = await services.publisher.topic(address.topic, principal=peer.principal)
+        info = await services.publisher.topic(address.topic, principal=peer.principal, partition=address.partition)
         if address.partition is not None and address.partition >= info.partitions:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{address.topic} has {info.partitions} partitions")
         if peer.is_detached(link):

@@ -59,7 +59,7 @@ class Destination(msgspec.Struct, frozen=True):
     headers: Headers  # `gw.protocol` and `gw.client`
     before_ms: int = _FOREVER  # how old a record's timestamp may be in this topic
     after_ms: int = _FOREVER  # how far in the future a record's timestamp may be in this topic
-    partitions: int = 1 << 31  # number of the topic's partitions; an explicit partition must be below it
+    partitions: int = 1 << 31  # an explicit partition must be below it; whether it exists is known in Kafka
 
 
 def header_fields(value: bytes) -> tuple[Headers, int | None]:

@@ -42,6 +42,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
     missing: int
     partitions: int  # with new records
     silent: int  # gateways that did not answer
+    unreadable: int  # batches that nothing can read; their records are not counted as stored
     duration_ms: int
 
 
@@ -54,7 +55,7 @@ async def run(
     once: bool,
     fetched: Fetch = fetch,
 ) -> int:
-    """Audit until `stopped`, or once; return how many records are missing.
+    """Audit until `stopped`, or once; return how many records are missing, and batches that nothing can read.
 
     Raises:
         LedgerError, ReplacedError, KafkaError: it cannot continue; the message says why.
@@ -69,7 +70,7 @@ async def run(
         audit = _Audit(job, clients, entry, say, fetched)
         while not stopped.is_set():
             found = await audit.pass_once()
-            missing += found.missing
+            missing += found.missing + found.unreadable
             report(found)
             if once:
                 break
@@ -85,12 +86,14 @@ class _Audit:
         self._say = say
         self._fetch = fetched
         self._records = entry.records
+        self._unreadable = 0  # in this audit
         memo = entry.memo
         self._state = AuditState({}, "") if memo is None else msgspec.convert(memo, AuditState, str_keys=True)
 
     async def pass_once(self) -> Audited:
         """Audit every gateway against the log once, and write the results to Kafka."""
         began = time.monotonic()
+        self._unreadable = 0
         current, silent = await self._ask()
         until = datetime.now(UTC).isoformat(timespec="seconds")
         places = {place for figures in current.values() for place in figures}
@@ -125,6 +128,7 @@ class _Audit:
             missing=sum(one.missing for one in balances),
             partitions=len(balances),
             silent=silent,
+            unreadable=self._unreadable,
             duration_ms=round((time.monotonic() - began) * 1000),
         )
 
@@ -155,13 +159,17 @@ class _Audit:
         stored: Counter[Place] = Counter()
         others: Counter[Place] = Counter()
         minutes: dict[Place, Counter[int]] = {what.place: Counter() for what in ready}
-        async for record in LogReader(consumer, begins, ends).records():
+        reader = LogReader(consumer, begins, ends)
+        async for record in reader.records():
             place = Place(record.topic, record.partition)
             if _of_gateway(record.headers):
                 stored[place] += 1
                 minutes[place][record.timestamp // 60_000] += 1
             else:
                 others[place] += 1
+        for one in reader.unreadable():
+            self._unreadable += 1
+            self._say(f"not counted: {one}")
         counted = {
             what.place: Counted(
                 stored[what.place],

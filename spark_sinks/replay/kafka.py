@@ -13,6 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError
 
+from gateway.kafka.driver.fetched_records import Unreadable, convert_arrivals
 from spark_sinks.replay.items import Place
 from spark_sinks.replay.order import Merge
 
@@ -91,16 +92,28 @@ def _target(name: str, partitions: int, configs: Mapping[str, str]) -> Target:
     )
 
 
-def committed_reader(settings: Mapping[str, Any]) -> AIOKafkaConsumer:
-    """Return a consumer, not started, that reads committed records from the beginning."""
-    return AIOKafkaConsumer(
-        **settings,
-        isolation_level="read_committed",
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
-        max_partition_fetch_bytes=4 << 20,
-        fetch_max_wait_ms=20,  # the records exist already, and other requests wait behind a fetch on the connection
-    )
+class CommittedReader(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka carries no types
+    """A consumer that reads committed records from the beginning, and steps over what nothing can read (ADR 0092).
+
+    Attributes:
+        unreadable: what it has stepped over.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(
+            **settings,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            max_partition_fetch_bytes=4 << 20,
+            fetch_max_wait_ms=20,  # the records exist already, and other requests wait behind a fetch on the connection
+        )
+        self.unreadable: list[Unreadable] = []
+
+    async def start(self) -> None:
+        """See aiokafka."""
+        await super().start()
+        convert_arrivals(self, self.unreadable.append)
 
 
 def partitions_of(places: Iterable[Place]) -> list[TopicPartition]:
@@ -112,16 +125,19 @@ class LogReader:
     """Reads offset ranges of some partitions, merged by time (`Merge`).
 
     Args:
-        consumer: a started `committed_reader`; its assignment is changed.
+        consumer: a started consumer; its assignment is changed.
         begins: the first offset of each partition.
         ends: the end offset of each partition, exclusive.
     """
 
-    def __init__(self, consumer: AIOKafkaConsumer, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
+    def __init__(self, consumer: CommittedReader, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
         self.merge = Merge(begins, ends)
+        self._ends = ends
+        consumer.unreadable.clear()
         self._consumer = consumer
         partitions = partitions_of(self.merge.waiting)
-        consumer.assign(partitions)
+        if partitions:  # aiokafka misses a stop right after an assignment, and would never end
+            consumer.assign(partitions)
         for partition in partitions:
             consumer.seek(partition, begins[Place(*partition)])
 
@@ -129,6 +145,18 @@ class LogReader:
         """Yield all records."""
         while await self.next_time() is not None:
             yield self.merge.pop()
+
+    def unreadable(self) -> list[Unreadable]:
+        """Return what nothing can read below the positions of `merge`; each once."""
+        found, later = list[Unreadable](), list[Unreadable]()
+        for one in self._consumer.unreadable:
+            place = Place(*one.partition)
+            if one.first < min(self.merge.positions[place], self._ends[place]):
+                found.append(one)
+            else:
+                later.append(one)
+        self._consumer.unreadable[:] = later
+        return found
 
     async def next_time(self) -> int | None:
         """Read until the next record's time is known and return it; None if no record is left."""

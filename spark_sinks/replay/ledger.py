@@ -13,7 +13,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer
 
 from spark_sinks.replay.items import Place
-from spark_sinks.replay.kafka import LogReader, partitions_of
+from spark_sinks.replay.kafka import CommittedReader, LogReader, partitions_of
 
 LEDGER: Final = "__trivium_replays"
 SETTINGS: Final = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20), "retention.ms": "-1"}
@@ -58,29 +58,33 @@ def places_of(positions: Positions) -> dict[Place, int]:
     }
 
 
-async def read(committed: AIOKafkaConsumer, plain: AIOKafkaConsumer, name: str) -> Entry | None:
+async def read(committed: CommittedReader, plain: AIOKafkaConsumer, name: str) -> Entry | None:
     """Return the newest entry of a replay. Call it after its transactional producer has started.
 
     Starting the producer ends the transaction of an earlier run. Open transactions of other jobs may hide later
     entries, also ours, so the topic is read up to its end as seen without transactions.
 
     Args:
-        committed: a started consumer of committed records; its assignment is changed.
+        committed: a started consumer; its assignment is changed.
         plain: a started consumer of all records, to look up the topic's end.
         name: the replay's name.
 
     Raises:
-        LedgerError: another job's transaction hides the end for too long, or an entry is not valid.
+        LedgerError: another job's transaction hides the end for too long, or an entry is not valid or cannot be read.
     """
     [end] = (await plain.end_offsets(partitions_of([_PLACE]))).values()
     found: bytes | None = None
+    at = -1
     try:
         async with asyncio.timeout(PATIENCE_S):
-            async for record in LogReader(committed, {_PLACE: 0}, {_PLACE: end}).records():
+            reader = LogReader(committed, {_PLACE: 0}, {_PLACE: end})
+            async for record in reader.records():
                 if record.key == name.encode():
-                    found = record.value
+                    found, at = record.value, record.offset
     except TimeoutError as error:
         raise LedgerError(f"an open transaction of another job hides the end of {LEDGER}; try again later") from error
+    if hidden := [one for one in reader.unreadable() if one.first > at]:
+        raise LedgerError(f"the newest entry of {name} may be in what nothing can read: {hidden[0]}")
     try:
         return None if found is None else msgspec.json.decode(found, type=Entry)
     except msgspec.DecodeError as error:

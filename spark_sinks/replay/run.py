@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaConnectionError
 
 from spark_sinks.replay import kafka_client, ledger
 from spark_sinks.replay.items import Item, Place
-from spark_sinks.replay.kafka import Target, Topics, committed_reader
+from spark_sinks.replay.kafka import CommittedReader, Target, Topics
 from spark_sinks.replay.ledger import Entry, LedgerError, places_of, positions_of
 from spark_sinks.replay.sources import Slice, Source, SourceError, of_log
 from spark_sinks.replay.writer import Writer
@@ -47,7 +47,7 @@ class Clients(msgspec.Struct):
 
     topics: Topics
     writer: Writer
-    committed: AIOKafkaConsumer  # of `kafka.committed_reader`
+    committed: CommittedReader
 
 
 Open = Callable[[Clients, Entry], Awaitable[Source]]
@@ -153,7 +153,7 @@ async def connected(job: Once, say: Say, stopped: asyncio.Event) -> AsyncIterato
         topics = Topics(admin)
         await topics.make(ledger.LEDGER, ledger.SETTINGS)
         writer = await stack.enter_async_context(Writer(given, job.title))
-        committed = await stack.enter_async_context(committed_reader(given))
+        committed = await stack.enter_async_context(CommittedReader(given))
         yield Clients(topics, writer, committed)
 
 

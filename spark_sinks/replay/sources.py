@@ -10,7 +10,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from spark_sinks.replay.items import Item, NotReplayableError, Place, item_of, of_letter
-from spark_sinks.replay.kafka import LogReader, Target, partitions_of
+from spark_sinks.replay.kafka import CommittedReader, LogReader, Target, partitions_of
 from spark_sinks.replay.order import Origins, in_order
 from spark_sinks.spec.replays import DlqReplay, Replay
 
@@ -61,9 +61,13 @@ class LogSource:
         while await self._reader.next_time() is not None:
             found = await self._slice(records)
             noted = found.positions
+            found.unfit += self._unreadable()
             yield found
         if merge.positions != noted:  # offsets after the last record that hold no records
-            yield Slice([], dict(merge.positions), [])
+            yield Slice([], dict(merge.positions), self._unreadable())
+
+    def _unreadable(self) -> list[str]:
+        return [str(one) for one in self._reader.unreadable()]
 
     async def _slice(self, records: int) -> Slice:
         merge, items, size = self._reader.merge, list[Item](), 0
@@ -117,7 +121,7 @@ def letter(job: DlqReplay, record: object) -> Item | None:
 
 async def of_log(
     job: Replay | DlqReplay,
-    consumer: AIOKafkaConsumer,
+    consumer: CommittedReader,
     sources: Mapping[str, Target],
     *,
     began: Mapping[Place, int],
@@ -128,7 +132,7 @@ async def of_log(
 
     Args:
         job: the job.
-        consumer: a started `committed_reader`; its assignment is changed.
+        consumer: a started consumer; its assignment is changed.
         sources: the source topics.
         began: start offsets of the first run; empty if this is the first.
         positions: end offsets of the last run.
@@ -164,7 +168,7 @@ async def of_log(
 
 
 async def _seen(
-    job: DlqReplay, consumer: AIOKafkaConsumer, began: Mapping[Place, int], positions: Mapping[Place, int]
+    job: DlqReplay, consumer: CommittedReader, began: Mapping[Place, int], positions: Mapping[Place, int]
 ) -> Origins:
     """Read the dead letters of earlier runs again, to find the original records that were already replayed."""
     seen = Origins()

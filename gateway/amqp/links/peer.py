@@ -141,7 +141,6 @@ class Peer(abc.ABC):
             headers=gateway_headers(self.container_id),
             before_ms=info.before_ms,
             after_ms=info.after_ms,
-            partitions=info.partitions,
         )
 
     def wrote(self, size: int) -> None:

@@ -98,11 +98,7 @@ class RelayLink(IncomingLink):
                     self._known.clear()
                 self._known[to] = (info, destination)
         self.destination = destination
-        if address.partition is not None and address.partition >= info.partitions:
-            reason = f"{address.topic} has {info.partitions} partitions"
-            self.refuse(delivery, Outcome.UNKNOWN_TOPIC, reason, transaction=transaction)
-        else:
-            super()._take((delivery,), (data,), now_ms, transaction)
+        super()._take((delivery,), (data,), now_ms, transaction)
 
     async def _look_up(self, topic: str) -> None:
         """Look up a topic, then store or refuse the messages that wait for it."""

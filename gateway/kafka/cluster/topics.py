@@ -32,6 +32,8 @@ REACHABLE_S: Final = 15.0
 """Kafka counts as reachable for this long after its last answer: two heartbeats and a slow answer."""
 UNKNOWN_FOR_S: Final = 5.0
 """How long a lookup of a name that cannot be used is answered from memory: a flood of one name costs one request."""
+ASK_S: Final = 1.0
+"""How long a topic's number of partitions is believed when a client names one beyond it."""
 UNKNOWN_KEPT: Final = 10_000
 """How many such names are kept."""
 
@@ -86,6 +88,8 @@ class Topics:
         self._internal: dict[str, InternalTopic] = {}
         self._hidden: set[str] = set()  # internal topics that clients cannot read
         self._missing: Recent[str, _Missing] = Recent(UNKNOWN_KEPT)
+        self._asked: Recent[str, float] = Recent(UNKNOWN_KEPT)  # when Kafka was last asked for more partitions
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self._lookups: dict[str, asyncio.Task[TopicInfo | Refused]] = {}
         self._making: dict[str, tuple[str | None, asyncio.Task[TopicInfo | Refused]]] = {}
         self.names: frozenset[str] = frozenset()  # the topics that clients may see, by the last refresh
@@ -248,14 +252,40 @@ class Topics:
         self._add_missing(name, Refused(outcome, reason))
         self._forget(name, outcome)
 
+    def may_have_grown(self, name: str) -> bool:
+        """Whether `with_partition` would ask Kafka, or is asking."""
+        return name in self._asking or self._clock() - self._asked.get(name, float("-inf")) >= ASK_S
+
+    async def with_partition(self, info: TopicInfo, partition: int) -> TopicInfo:
+        """Return a topic's `TopicInfo`, after asking Kafka if it lacks the partition, at most once in `ASK_S`.
+
+        Raises:
+            Refused: BUSY, Kafka does not answer.
+        """
+        name = info.name
+        if partition < info.partitions or not self.may_have_grown(name):
+            return info
+        asking = self._asking.get(name)
+        if asking is None:
+            asking = self._asking[name] = self._spawn(self._ask(name))
+        await self.queries.wait_for(asyncio.shield(asking))
+        return self._known.get(name, info)
+
+    async def _ask(self, name: str) -> None:
+        try:
+            await self.confirm(name)
+        finally:
+            self._asked[name] = self._clock()
+            del self._asking[name]
+
     async def confirm(self, name: str) -> None:
-        """Check whether the topic still exists unchanged after a write failed. Kafka's silence changes nothing."""
+        """Check whether the topic still exists unchanged. Kafka's silence changes nothing."""
         try:
             found = await self.queries.find(name)
             known = self._known.get(name)
-            if known is None or found.partitions >= known.partitions:
+            if known is None or found.partitions == known.partitions:
                 return
-            found = (await self.queries.configured([found]))[0]  # re-created with fewer partitions: read it all again
+            found = (await self.queries.configured([found]))[0]  # perhaps re-created: read it all again
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
                 self._forget(name, refused.outcome)

@@ -1,22 +1,16 @@
-"""Convert what an aiokafka consumer fetches directly to `Received`.
-
-aiokafka makes a `ConsumerRecord` of each record, by a generator, two methods and a dataclass: most of the cost of
-reading one. Here `Received` is made directly from the output of its compiled parser. Besides, aiokafka's generator is a
-reference cycle around the whole fetch, which only the garbage collector frees unless it is exhausted (ADR 0030).
-"""
+"""aiokafka's fetcher, made robust: partitions without a leader, answers that do not fit, waits that end at once."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any, Final
 
 import aiokafka.consumer.consumer
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.consumer.fetcher import READ_COMMITTED, Fetcher, FetchResult, PartitionRecords
-from aiokafka.errors import CorruptRecordException, KafkaError, OffsetOutOfRangeError
+from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gateway.kafka.driver.wire import NO_LEADER
 from mapping.record import Received
@@ -81,6 +75,20 @@ class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
         self._leaders_requested = now
         _leaderless_log.leaderless(self._client, assignment.tps, now)
         return True
+
+    async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
+        """Send a fetch and keep what it brings; an answer that does not fit the request is one that did not come.
+
+        aiokafka would end the task that fetches, and the consumer with it.
+        """
+        try:
+            return bool(await super()._proc_fetch_request(assignment, node_id, request))
+        except KafkaError:
+            raise
+        except Exception as error:  # names other partitions, or lacks fields
+            log.warning("an answer of node %s does not fit its fetch: %r", node_id, error)
+            await asyncio.sleep(self._retry_backoff)
+            return False
 
     async def _proc_offset_request(self, node_id: int, topic_data: Any) -> Any:
         try:
@@ -182,68 +190,3 @@ def without_leader(consumer: AIOKafkaConsumer, partitions: Collection[TopicParti
 
 def _wake(fetcher: Fetcher) -> None:
     fetcher._notify(fetcher._wait_consume_future)
-
-
-def convert_arrivals(consumer: AIOKafkaConsumer) -> None:
-    """Make a started consumer return `Received` records, which are freed with their last reference."""
-    fetcher = consumer._fetcher
-    fetched, fetcher._records = fetcher._records, _Arrivals()
-    fetcher._records.update(fetched)
-
-
-class _Arrivals(OrderedDict[TopicPartition, Any]):
-    """Replaces a fetcher's `_records`: fetched records that are not all read."""
-
-    def __setitem__(self, partition: TopicPartition, result: Any) -> None:
-        if type(result) is FetchResult and type(result._partition_records) is PartitionRecords:
-            result._partition_records = _Converted(result._partition_records)
-        super().__setitem__(partition, result)
-
-
-class _Converted:
-    """Replaces aiokafka's `PartitionRecords` in a `FetchResult`, which iterates it and reads `next_fetch_offset`."""
-
-    __slots__ = ("_records", "_source")
-
-    def __init__(self, source: PartitionRecords) -> None:
-        source._records_iterator = None  # a reference cycle
-        self._source = source
-        self._records = _unpack(source)
-
-    def __iter__(self) -> Iterator[Received]:
-        return self._records  # continues where the last iteration stopped
-
-    @property
-    def next_fetch_offset(self) -> int:
-        offset: int = self._source.next_fetch_offset
-        return offset
-
-
-def _unpack(source: PartitionRecords) -> Iterator[Received]:
-    """Yield the visible records, moving `next_fetch_offset` past each, and past those that are left out."""
-    topic, partition = source._tp
-    batches = source._records
-    while batches.has_next():
-        batch = batches.next_batch()
-        if not batch.validate_crc():
-            raise CorruptRecordException(f"a batch of {topic}, partition {partition}, has a wrong checksum")
-        if not (_is_aborted(source, batch) or batch.is_control_batch):
-            for record in batch:
-                offset = record.offset
-                if offset >= source.next_fetch_offset:  # the first batch may start before the requested offset
-                    source.next_fetch_offset = offset + 1
-                    yield Received(
-                        topic, record.key, record.value, tuple(record.headers), record.timestamp, partition, offset
-                    )
-        source.next_fetch_offset = batch.next_offset
-
-
-def _is_aborted(source: PartitionRecords, batch: Any) -> bool:
-    """Whether a `read_committed` reader must leave out the batch: its transaction was aborted."""
-    producer = batch.producer_id
-    if source._isolation_level != READ_COMMITTED or producer is None:
-        return False
-    source._consume_aborted_up_to(batch.base_offset)
-    if batch.is_control_batch and source._contains_abort_marker(batch):
-        source._aborted_producers.discard(producer)
-    return batch.is_transactional and producer in source._aborted_producers

@@ -18,9 +18,11 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from gateway.failures import failures
 from gateway.kafka.driver.broker_connection import use_broker_connections
-from gateway.kafka.driver.fetching import convert_arrivals, use_paced_fetchers
+from gateway.kafka.driver.fetched_records import convert_arrivals
+from gateway.kafka.driver.fetching import use_paced_fetchers
 from gateway.kafka.driver.kafka_consumer import close_consumer
 from gateway.kafka.driver.outage import outage
+from gateway.kafka.driver.unreadable import unreadable
 from gateway.spawn import Spawn
 
 C = TypeVar("C")
@@ -156,7 +158,7 @@ async def start_consumer(consumer: AIOKafkaConsumer, spawn: Spawn) -> None:
         await close_consumer(consumer)
 
     await start_client(start, close, spawn)
-    convert_arrivals(consumer)
+    convert_arrivals(consumer, unreadable.note)
 
 
 @contextlib.asynccontextmanager

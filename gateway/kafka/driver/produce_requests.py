@@ -186,14 +186,22 @@ class InFlight(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka carries
         try:
             if isinstance(answer, errors.KafkaError):
                 self._fail(answer)
-            else:
+            elif self._is_for_us(answer):
                 self.handle_response(answer)
+            else:  # what was stored is not known: the same sequence numbers are sent again
+                self._fail(errors.KafkaConnectionError("the answer names other partitions than the request"))
         except Exception as error:  # must not reach the connection, which calls this
             self._sender.end_with(error)
         if self._to_reenqueue:
             self._sender.spawn(self._requeue())
         else:
             self._sender.release(self._node, self._batches)
+
+    def _is_for_us(self, answer: wire.Produced) -> bool:
+        """Whether the answer names each partition of the request, and no other."""
+        batches = self._batches
+        named = [(topic, row[0]) for topic, rows in answer.topics for row in rows]
+        return len(named) == len(batches) and batches.keys() == set(named)
 
     def _fail(self, error: errors.KafkaError) -> None:
         log.warning("a produce request to node %s has failed: %r", self._node, error)

@@ -3,11 +3,11 @@
 aiokafka moves its own position when records are fetched. Here records are held until `Progress.deliver` confirms that
 they were written, so a poll that ends early, for whatever reason, loses nothing: the next one starts at the same place.
 
-Nothing is fetched while no poll waits: a while after the last poll all partitions are paused. A waiting poll that finds
-nothing for a while sleeps too, until the process's one reader at the end of the log wakes it (`arrivals`).
+A while after the last poll all partitions are paused. A waiting poll that finds nothing for a while sleeps too, until
+the process's one reader at the end of the log wakes it (`arrivals`).
 
-Two positions are kept (`progress`): up to which record was written to the client, and up to which record is known to
-have arrived. Only the latter is committed on the client's behalf.
+`progress` keeps up to which record was written to the client, and up to which it is known to have arrived. Only the
+latter is committed on the client's behalf.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -33,11 +33,18 @@ from aiokafka.structs import OffsetAndMetadata
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.fetching import fetch, position, without_leader
-from gateway.kafka.driver.kafka_consumer import ASSIGNORS, close_consumer, committed_positions, follow_missing
+from gateway.kafka.driver.kafka_consumer import (
+    ASSIGNORS,
+    close_consumer,
+    committed_positions,
+    follow_missing,
+    rejoin,
+)
 from gateway.kafka.driver.lifecycle import start_consumer
+from gateway.kafka.groups.member_starts import MemberStarts
 from gateway.kafka.groups.progress import Progress
 from gateway.kafka.groups.recreated_topics import RecreatedTopics
-from gateway.kafka.groups.refusals import not_read
+from gateway.kafka.groups.refusals import NotAssignedError, answering, not_read
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
@@ -51,10 +58,10 @@ RECHECK_S: Final = 30.0
 it. It asks Kafka only where the live reader cannot say that there is nothing."""
 FETCHER_PAUSE_S: Final = 60.0  # how often aiokafka's fetcher checks for work that no call, such as `fetch`, signals
 SESSION_TIMEOUT_MS: Final = 45_000  # Kafka's own default since 3.0
+RETRY_S: Final = 0.5  # until positions are set again
 LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one expires on a busy machine without need
 START_S: Final = 8.0  # to connect: most clients wait ten seconds or more for an answer
 JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
-COMMIT_S: Final = 10.0
 LONGEST_STRING: Final = 2**15 - 1  # bytes, in a request to Kafka
 POLL_INTERVAL_MARGIN_S: Final = 60.0
 
@@ -73,26 +80,6 @@ class MemberSettings(msgspec.Struct, frozen=True):
     idle_s: float  # how long the client may stay silent before it is removed; Kafka must not remove it sooner
 
 
-class NotAssignedError(Exception):
-    """A partition is not assigned to this member now."""
-
-    def __init__(self, partitions: Iterable[TopicPartition]) -> None:
-        names = ", ".join(sorted(f"{partition.topic}-{partition.partition}" for partition in partitions))
-        super().__init__(f"No current assignment for partition {names}")
-
-
-@contextlib.asynccontextmanager
-async def _answering(late: str = "Kafka did not answer in time") -> AsyncIterator[None]:
-    """Await an answer of Kafka's for at most `COMMIT_S`. Raises Refused: `late`, or see `not_read`."""
-    try:
-        async with asyncio.timeout(COMMIT_S):
-            yield
-    except TimeoutError as error:
-        raise Refused(Outcome.BUSY, late) from error
-    except KafkaError as error:
-        raise not_read(error) from error
-
-
 class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """One consumer of one client."""
 
@@ -103,18 +90,23 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         arrivals: Arrivals,
         lookup: Lookup,
         *,
+        starts: MemberStarts,
         auto_commit: bool,
         spawn: Spawn,
         clock: Callable[[], float],
     ) -> None:
         """Prepare the consumer; nothing is sent yet. `kafka` has the connection arguments of an aiokafka consumer.
 
-        `auto_commit`: commit confirmed records when their partitions are revoked.
+        `starts` is shared by the members of the group in this process. `auto_commit`: commit confirmed records when
+        their partitions are revoked, and where a new group starts.
         """
         options = kafka | {"client_id": settings.client_id}
         if settings.request_timeout_ms is not None:
             options["request_timeout_ms"] = max(settings.request_timeout_ms, LEAST_REQUEST_TIMEOUT_MS)
         self.auto_commit = auto_commit
+        self._starts = starts if settings.auto_offset_reset == "latest" else None
+        self._left: dict[TopicPartition, int] = {}  # positions before a rebalance, not committed
+        self._placing = False  # positions are being set: nothing may be fetched
         self._spawn = spawn
         self._clock = clock
         self._arrivals = arrivals
@@ -187,11 +179,20 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         self._recreated.watch(self.topics)
         self.is_subscribed = True
         self._joined.clear()
-        self.progress.forget()
+        self._forget()
         if not topics:  # of a pattern: matching topics may appear later
             if had:
                 self._consumer.unsubscribe()
             return
+        if self._starts is not None:
+            try:
+                async with answering():
+                    await self._starts.fix(self._consumer, topics)
+            except Refused:
+                self.unsubscribe()
+                raise
+            if self.topics != tuple(topics):
+                return  # another request has changed the subscription meanwhile
         self._consumer.subscribe(topics=list(topics), listener=self)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_S):
@@ -202,12 +203,24 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         """Read exactly `partitions`, without a rebalance; their positions are fixed as in `subscribe`."""
         self.is_manual = True
         self._recreated.watch({partition.topic for partition in partitions})
+        kept = await self._without_commit(partitions)
         self.progress.forget()
         self._consumer.assign(list(partitions))
+        self.seek(kept)
         self._start_fetching()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_S):
                 await self._positions(partitions)
+                for partition in partitions:
+                    if (at := await position(self._consumer, partition)) is not None:
+                        self.progress.starts[partition] = at
+
+    async def _without_commit(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the positions that would be reset to the end, if these partitions were assigned again."""
+        reached = self.progress.reached
+        kept = {} if self._starts is None else {tp: reached[tp] for tp in partitions if tp in reached}
+        committed = await self.committed(kept) if kept else {}
+        return {partition: offset for partition, offset in kept.items() if partition not in committed}
 
     def unsubscribe(self) -> None:
         """Give up all partitions; the group rebalances."""
@@ -219,12 +232,38 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         self._joined.clear()
         self.progress.forget()
 
-    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
         """Start fetching the partitions that the group has assigned."""
+        if self._starts is not None and not await self._place(self._starts, set(assigned)):
+            return  # another assignment follows
         for partition, offset in self.progress.restarted(self._consumer.assignment()):
             self._consumer.seek(partition, offset)
         self._joined.set()
         self._start_fetching()
+
+    async def _place(self, starts: MemberStarts, partitions: set[TopicPartition]) -> bool:
+        """Set the positions without a commit; False when they could not be set, and another assignment follows."""
+        consumer, left = self._consumer, self._left
+        self._left = {}
+        self._placing = True
+        consumer.pause(*partitions)
+        try:
+            async with answering():
+                found = await starts.seek(consumer, partitions, left, commit=self.auto_commit)
+        except Refused as refused:  # aiokafka is the caller, and would go on at the end
+            log.warning("positions not set after a rebalance", reason=refused.reason)
+            self._left = left
+            await asyncio.sleep(RETRY_S)
+            rejoin(consumer)
+            return False
+        finally:
+            self._placing = False
+        if found is None:
+            self._left = left
+            return False
+        self.progress.starts |= found
+        consumer.resume(*partitions)
+        return True
 
     def _start_fetching(self) -> None:
         """Fetch new partitions for the poll that waits for them; without one, fetch for a while."""
@@ -241,6 +280,12 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
                 await self.commit_confirmed()
             except (Refused, NotAssignedError) as error:
                 log.info("positions not committed before a rebalance", reason=str(error))
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget all positions but those that the group will not know, because nothing is committed for the client."""
+        if not self.auto_commit:
+            self._left |= self.progress.reached
         self.progress.forget()
 
     async def _positions(self, partitions: Collection[TopicPartition]) -> None:
@@ -339,7 +384,8 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
     def _resume_fetching(self) -> None:
         self._paused = False
         self._checked_at = self._clock()
-        self._consumer.resume(*self._consumer.assignment())
+        if not self._placing:
+            self._consumer.resume(*self._consumer.assignment())
 
     def _cancel_pause(self) -> None:
         if self._pause_timer is not None:
@@ -390,7 +436,7 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
             raise NotAssignedError(foreign)
         if any(len(offset.metadata.encode()) > LONGEST_STRING for offset in offsets.values()):
             raise not_read(OffsetMetadataTooLargeError())  # as Kafka would, which accepts less
-        async with _answering("Kafka did not answer the commit in time"):
+        async with answering("Kafka did not answer the commit in time"):
             try:
                 await self._consumer.commit(offsets)
             except IllegalStateError as error:
@@ -402,8 +448,8 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         self.progress.commit(offsets)
 
     async def commit_delivered(self) -> None:
-        """Commit everything that was delivered; raises like `commit`."""
-        await self.commit(self.progress.uncommitted(self.progress.delivered, self._consumer.assignment()))
+        """Commit all positions, as Java's `commitSync`, also where nothing was delivered; raises like `commit`."""
+        await self.commit(self.progress.uncommitted(self.progress.reached, self._consumer.assignment()))
 
     async def commit_confirmed(self) -> None:
         """Commit what the client is known to have received; raises like `commit`."""
@@ -415,7 +461,7 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         Raises:
             Refused: access is denied, or Kafka does not answer.
         """
-        async with _answering():
+        async with answering():
             return await committed_positions(self._consumer, partitions)
 
     @property
@@ -442,7 +488,7 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         if not partitions:
             return
         find = self._consumer.end_offsets if end else self._consumer.beginning_offsets
-        async with _answering():
+        async with answering():
             offsets = await find(list(partitions))
         self.seek({partition: offsets[partition] for partition in partitions})
 

@@ -20,12 +20,13 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class Progress:
-    """Two positions per partition, each the offset of the next record."""
+    """Two positions per partition, each the offset of the next record, and the start of those without a commit."""
 
     def __init__(self) -> None:
         self.held: dict[TopicPartition, list[Received]] = {}  # by partition: records fetched and not delivered
         self.delivered: dict[TopicPartition, int] = {}  # up to here records were written to the client
         self.confirmed: dict[TopicPartition, int] = {}  # delivered before its latest poll, which proves their arrival
+        self.starts: dict[TopicPartition, int] = {}  # where partitions began in which the group had committed nothing
         self._committed: dict[TopicPartition, int] = {}
         # Recreated topics: the position in each partition, or None where the group has committed since.
         self._recreated: dict[str, dict[int, int | None]] = {}
@@ -35,6 +36,7 @@ class Progress:
         self.held.clear()
         self.delivered.clear()
         self.confirmed.clear()
+        self.starts.clear()
         self._committed.clear()
 
     def hold(self, fetched: Mapping[TopicPartition, list[Received]]) -> None:
@@ -54,6 +56,11 @@ class Progress:
                 del self.held[chunk.partition]
             else:
                 del records[: chunk.count]
+
+    @property
+    def reached(self) -> dict[TopicPartition, int]:
+        """What was delivered, and the starts of partitions of which nothing was."""
+        return self.starts | self.delivered
 
     def confirm(self) -> None:
         """Note that the client polls again: everything delivered has arrived."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
-from aiokafka import errors
+from aiokafka import TopicPartition, errors
 
 from gateway.kafka.cluster.error_verdicts import DENIALS
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 
+COMMIT_S: Final = 10.0
 _REFUSALS: Final[tuple[tuple[type[errors.KafkaError], Outcome], ...]] = (
     (errors.GroupAuthorizationFailedError, Outcome.DENIED),
     (errors.TopicAuthorizationFailedError, Outcome.DENIED),
@@ -37,3 +41,23 @@ def not_read(error: errors.KafkaError) -> Refused:
     if isinstance(error, errors.CommitFailedError):
         return Refused(Outcome.BUSY, "The group has rebalanced; poll again")
     return Refused(Outcome.BUSY, f"Kafka does not answer ({name})")
+
+
+class NotAssignedError(Exception):
+    """A partition is not assigned to this member now."""
+
+    def __init__(self, partitions: Iterable[TopicPartition]) -> None:
+        names = ", ".join(sorted(f"{partition.topic}-{partition.partition}" for partition in partitions))
+        super().__init__(f"No current assignment for partition {names}")
+
+
+@contextlib.asynccontextmanager
+async def answering(late: str = "Kafka did not answer in time") -> AsyncIterator[None]:
+    """Await an answer of Kafka's for at most `COMMIT_S`. Raises Refused: `late`, or see `not_read`."""
+    try:
+        async with asyncio.timeout(COMMIT_S):
+            yield
+    except TimeoutError as error:
+        raise Refused(Outcome.BUSY, late) from error
+    except errors.KafkaError as error:
+        raise not_read(error) from error

@@ -1,4 +1,4 @@
-"""Records whose topic is not known yet: kept in order until it was looked up or created."""
+"""Records whose topic or partition is not known yet: kept in order until it was looked up or created."""
 
 from __future__ import annotations
 
@@ -69,6 +69,10 @@ class HeldRecords(msgspec.Struct, eq=False):
         budget = getattr(owner, "budget", None)
         if budget is not None:
             budget.take(size, 1, source)
+
+    def waits_for(self, name: str) -> bool:
+        """Whether records wait for a topic."""
+        return name in self._held
 
     def release(self, name: str) -> None:
         """Submit the records that wait for a topic, which is known now."""

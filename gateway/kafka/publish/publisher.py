@@ -115,6 +115,9 @@ class Publisher:
         pinned = record.partition
         if pinned is not None:
             if not 0 <= pinned < len(writer.queues):
+                if pinned >= 0 and (self._held.waits_for(record.topic) or self._topics.may_have_grown(record.topic)):
+                    self._held.hold(record, owner, token, sender)
+                    return
                 reason = f"topic {writer.name} has no partition {pinned}"
                 self._refuse(owner, token, Outcome.UNKNOWN_TOPIC, reason)
                 return
@@ -321,16 +324,32 @@ class Publisher:
         self.submit(record, owner, token, sender, internal=self._topics.is_own(record.topic))
 
     async def _look_up(self, name: str, principal: str | None) -> TopicInfo:
-        """Look up a topic for held records. Not bounded: they wait for a silent Kafka like any submitted record."""
+        """Look up a topic for held records. Not bounded: they wait for a silent Kafka like any submitted record.
+
+        If it is known, they name partitions that it lacks.
+        """
+        writer = self._writers_like(name).get(name)
+        if writer is not None:
+            info = await self._topics.with_partition(writer.info, writer.info.partitions)
+            self._held.release(name)
+            return info
         info = await self.topic(name, internal=self._topics.is_own(name), principal=principal, bounded=False)
         if (refused := self.unsafe(info)) is not None:
             raise refused
         return info
 
     async def topic(
-        self, name: str, *, internal: bool = False, principal: str | None = None, bounded: bool = True
+        self,
+        name: str,
+        *,
+        internal: bool = False,
+        principal: str | None = None,
+        bounded: bool = True,
+        partition: int | None = None,
     ) -> TopicInfo:
         """Return the topic's `TopicInfo` like `Topics.get`, and open its writer if it may be written to.
+
+        `partition`: one that a client names; see `Topics.with_partition`.
 
         Raises:
             Refused: UNKNOWN_TOPIC, DENIED, FULL or BUSY as `Topics.get`; UNSAFE for one of the gateway's own topics.
@@ -343,7 +362,7 @@ class Publisher:
                 self._open(info)
             elif internal:
                 raise refused
-        return info
+        return info if partition is None else await self._topics.with_partition(info, partition)
 
     def unsafe(self, info: TopicInfo) -> Refused | None:
         """Return why a topic must not be written to, or None: too few brokers would have an acknowledged record."""

@@ -239,7 +239,9 @@ class KafkaTransaction:
         for post in posts:
             record = post.record
             try:
-                info = self._publisher.known_topic(record.topic) or await self._publisher.topic(record.topic)
+                info = self._publisher.known_topic(record.topic)
+                if info is None or (record.partition or 0) >= info.partitions:
+                    info = await self._publisher.topic(record.topic, partition=record.partition)
                 number, timestamp, largest = self._publisher.place(info, record, post.sender)
                 batches = partitions.get((record.topic, number))
                 if batches is None:

@@ -12,7 +12,7 @@ from functools import partial
 from aiohttp import web
 from aiokafka import TopicPartition
 
-from gateway.kafka.groups.polled_member import NotAssignedError
+from gateway.kafka.groups.refusals import NotAssignedError
 from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.consume.instances import Consumers
 from gateway.rest.consume.subscriptions import Subscriptions

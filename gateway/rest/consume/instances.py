@@ -22,8 +22,10 @@ from aiokafka.structs import OffsetAndMetadata
 
 from gateway.clients import SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.kafka.contracts import Refused
-from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, MemberSettings, NotAssignedError, PolledMember
+from gateway.kafka.groups.member_starts import StartsOfGroups
+from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, MemberSettings, PolledMember
 from gateway.kafka.groups.progress import Chunk
+from gateway.kafka.groups.refusals import NotAssignedError
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.presence.ledger import Present
 from gateway.presence.records import HTTP, Ended
@@ -177,6 +179,7 @@ class Consumers(OperationSet):
         self._presence = services.presence
         self._arrivals = Arrivals(services.live_reader, services.lookup)
         self._lookup = services.lookup
+        self._starts = StartsOfGroups(services.lookup)
         self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
         self._deletions: dict[tuple[str, str], tuple[Identity, asyncio.Task[None]]] = {}  # running, with the owner
         self._timer: asyncio.TimerHandle | None = None
@@ -254,6 +257,7 @@ class Consumers(OperationSet):
             self._kafka,
             self._arrivals,
             self._lookup,
+            starts=self._starts.of(group),
             auto_commit=default.enable_auto_commit if create.enable_auto_commit is None else create.enable_auto_commit,
             spawn=self._spawn,
             clock=self.clock,

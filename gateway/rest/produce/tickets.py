@@ -160,7 +160,7 @@ async def store(publisher: Publisher, grant: Grant, records: list[Record]) -> Ti
 
 async def check_place(publisher: Publisher, topic: str, partition: int | None, principal: str) -> None:
     """Refuse an unknown topic or partition, where no record's result reports it."""
-    info = await publisher.topic(topic, principal=principal)
+    info = await publisher.topic(topic, principal=principal, partition=partition)
     if partition is not None and partition >= info.partitions:
         raise not_found(f"Topic {topic} has no partition {partition}", Fault.PARTITION)
 

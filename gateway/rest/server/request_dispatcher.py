@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway.failures import failures
 from gateway.kafka.contracts import Refused
-from gateway.kafka.groups.polled_member import NotAssignedError
+from gateway.kafka.groups.refusals import NotAssignedError
 from gateway.net.http_server import SERVER, HttpConnection
 from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
 from gateway.observe.tracing import Tracing

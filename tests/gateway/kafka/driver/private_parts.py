@@ -35,14 +35,16 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_max_partition_fetch_bytes": "a setting of each of `SessionFetcher`'s requests",
         "_notify": "`fetch` wakes the fetcher, which may have missed that a reader waits",
         "_proc_offset_request": "metadata are refreshed when the lookup of a position shows that they are outdated",
-        "_proc_fetch_request": "`SessionFetcher` sends its own requests, and reads the session from the answer",
+        "_proc_fetch_request": "an answer that does not fit ends no consumer; `SessionFetcher` sends its own requests",
         "_preferred_read_replica": "replaced by `NearerReplicas`, which counts moves of partitions",
+        "_retry_backoff": "the pause after an answer that does not fit its fetch",
         "_select_read_replica": "tells `SessionFetcher` which replica to read",
         "_set_error": "an offset that a follower lacks is no error before the leader was asked",
         "_records": "fetched records become `Received` on arrival, and are freed when the consumer closes",
         "_wait_consume_future": "the argument of `_notify`",
     },
     "aiokafka.consumer.fetcher.FetchResult": {
+        "_assignment": "knows the end of the log, which no offset in a fetch can reach",
         "_partition_records": "replaced by an iterator that makes `Received`",
     },
     "aiokafka.consumer.fetcher.PartitionRecords": {

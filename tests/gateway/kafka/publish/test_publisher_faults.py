@@ -12,6 +12,8 @@ from gateway.kafka.driver import wire
 from gateway.kafka.driver.produce_requests import InFlight
 from mapping.outcomes import Outcome
 from mapping.record import Record
+from tests.support.altering_proxy import PRODUCE, AlteringProxy, of_another_partition
+from tests.support.topics import read_all
 
 KEYS = [b"key-%d" % number for number in range(12)]
 
@@ -402,3 +404,17 @@ async def the_queue(k, topic):
     """The queue of the topic's only partition, when there is one."""
     await k.until(lambda: topic in k.publisher._writers)
     return k.publisher._writers[topic].queues[0]
+
+
+async def test_an_answer_for_another_partition_is_none(bootstrap, new_topic, kit):
+    """The batch is sent again at once, under its sequence number, and not when its time is over."""
+    topic = await new_topic(partitions=1)
+    host, _, port = bootstrap.rpartition(":")
+    async with AlteringProxy((host, int(port))).running() as proxy:
+        alteration = proxy.alter_answers(PRODUCE, of_another_partition(topic), times=2)
+        async with kit(proxy.bootstrap, delivery_timeout_s=600) as k:
+            owner = k.recorder()
+            k.submit(Record(topic, b"k", b"v"), owner, 1)
+            await k.until(lambda: owner.outcomes() == {1: Outcome.STORED})
+    assert alteration.done == 2
+    assert [record.value for record in await read_all(bootstrap, topic)] == [b"v"]

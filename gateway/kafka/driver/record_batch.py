@@ -1,0 +1,163 @@
+"""Record batches of Kafka (message format 2) that aiokafka's parser refuses. No I/O.
+
+A header's name is a UTF-8 string by the protocol, but Kafka stores what a producer sends, and clients in C, Go or Rust
+send any bytes. aiokafka then refuses the batch. `records` reads it as the Java client does: each byte sequence that is
+not UTF-8 becomes U+FFFD.
+
+The layout is at https://kafka.apache.org/documentation/#recordbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from struct import Struct
+from typing import Any, Final
+
+from aiokafka.codec import gzip_decode, lz4_decode, snappy_decode, zstd_decode
+from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
+from aiokafka.record.default_records import DefaultRecordBatch
+from aiokafka.record.legacy_records import LegacyRecordBatch
+from aiokafka.record.util import calc_crc32c, decode_varint
+
+from mapping.record import Header, Received
+
+_HEADER: Final = Struct(">qiibIhiqqqhii")
+_LENGTH_AT: Final = 8  # of all that follows it
+_MAGIC_AT: Final = 16
+_CRC_FROM: Final = 21  # the checksum is of all bytes from here on
+_RECORDS_AT: Final = _HEADER.size
+_LAST_DELTA_AT: Final = 23
+_INT32: Final = Struct(">i")
+_INT64: Final = Struct(">q")
+_SHORTEST: Final = 26  # a batch of the format 0
+MAGIC: Final = 2
+CODEC_MASK: Final = 0x07
+LOG_APPEND_TIME: Final = 0x08
+CONTROL: Final = 0x20
+BEHIND_THE_END: Final = "its offsets are behind the end of the log"
+_DECODERS: Final[Mapping[int, Callable[[Any], bytes]]] = {
+    0: bytes, 1: gzip_decode, 2: snappy_decode, 3: lz4_decode, 4: zstd_decode,
+}  # fmt: skip
+
+
+class FetchedBatches:
+    """The batches of one partition in a fetch, in place of aiokafka's `MemoryRecords`.
+
+    That one parses a batch ahead, so what it raises may concern this batch or the next.
+    """
+
+    __slots__ = ("_at", "_data", "_view")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._view = memoryview(data)
+        self._at = 0
+
+    def size_in_bytes(self) -> int:
+        """Return how many bytes were fetched."""
+        return len(self._data)
+
+    def has_next(self) -> bool:
+        """Whether there is another batch. A broker cuts the last one, but always sends the first whole (KIP-74)."""
+        left = len(self._data) - self._at
+        return left > 0 and (self._at == 0 or (left >= _SHORTEST and self._size() <= left))
+
+    def next_bytes(self) -> memoryview:
+        """Return the next batch as bytes; all that are left if its length is wrong."""
+        at, left = self._at, len(self._data) - self._at
+        size = self._size() if left >= _SHORTEST else left
+        self._at = at + size if _SHORTEST <= size <= left else len(self._data)
+        return self._view[at : self._at]
+
+    def next_batch(self) -> Any:
+        """Return the next batch. Raises CorruptRecordException if its bytes are none."""
+        return parsed(self.next_bytes())
+
+    def _size(self) -> int:
+        length: int = _INT32.unpack_from(self._data, self._at + _LENGTH_AT)[0]
+        return _LENGTH_AT + _INT32.size + length
+
+
+def parsed(batch: memoryview) -> Any:
+    """Return aiokafka's object for the bytes of a batch. Raises CorruptRecordException if they are none."""
+    size = len(batch)
+    if size < _SHORTEST or _LENGTH_AT + _INT32.size + _INT32.unpack_from(batch, _LENGTH_AT)[0] != size:
+        raise CorruptRecordException("its length is wrong")
+    magic = batch[_MAGIC_AT]
+    if magic < MAGIC:
+        return LegacyRecordBatch(batch, magic)
+    if size < _HEADER.size:
+        raise CorruptRecordException("its length is wrong")
+    return DefaultRecordBatch(batch)
+
+
+def offset_behind(batch: memoryview, offset: int, end: int) -> int:
+    """Return where to read on behind a batch: the offset after its last record, if its header can be believed.
+
+    Otherwise the next offset. `end` is the end of the log.
+    """
+    if len(batch) >= _LAST_DELTA_AT + _INT32.size and batch[_MAGIC_AT] == MAGIC:
+        behind = _INT64.unpack_from(batch)[0] + _INT32.unpack_from(batch, _LAST_DELTA_AT)[0] + 1
+        if offset < behind <= end:
+            return int(behind)
+    return offset + 1
+
+
+def records(topic: str, partition: int, batch: memoryview, end: int) -> Iterator[Received]:
+    """Yield the records of a batch, whatever bytes the names of their headers have. `end` is the end of the log.
+
+    Raises:
+        CorruptRecordException: the checksum is wrong, or the bytes are no batch of this log.
+        UnsupportedCodecError: it is compressed by none of Kafka's codecs.
+        Exception: as the codec raises for what it cannot decompress.
+    """
+    if len(batch) < _HEADER.size or batch[_MAGIC_AT] != MAGIC:
+        raise CorruptRecordException("it has an unknown format")
+    base, _, _, _, checksum, attributes, last, first_time, last_time, _, _, _, count = _HEADER.unpack_from(batch)
+    if calc_crc32c(bytes(batch[_CRC_FROM:])) != checksum:
+        raise CorruptRecordException("its checksum is wrong")
+    if base + last >= end:
+        raise CorruptRecordException(BEHIND_THE_END)
+    if attributes & CONTROL:
+        raise CorruptRecordException("it ends a transaction in an unknown way")
+    codec = attributes & CODEC_MASK
+    decode = _DECODERS.get(codec)
+    if decode is None:
+        raise UnsupportedCodecError(f"it is compressed by the unknown codec {codec}")
+    body = decode(batch[_RECORDS_AT:].tobytes())
+    at = 0
+    for _ in range(count):
+        length, begin = decode_varint(body, at)
+        at = begin + length
+        if length < 0 or at > len(body):
+            raise CorruptRecordException(f"a record of {length} bytes does not fit")
+        delta, where = decode_varint(body, begin + 1)  # after the record's attributes, which are unused
+        offset_delta, where = decode_varint(body, where)
+        key, where = _bytes(body, where)
+        value, where = _bytes(body, where)
+        headers, where = _headers(body, where)
+        if where != at:
+            raise CorruptRecordException(f"a record of {length} bytes is {where - begin} bytes long")
+        time = last_time if attributes & LOG_APPEND_TIME else first_time + delta
+        yield Received(topic, key, value, headers, time, partition, base + offset_delta)
+
+
+def _headers(body: bytes, at: int) -> tuple[tuple[Header, ...], int]:
+    count, at = decode_varint(body, at)
+    if not 0 <= count <= len(body) - at:
+        raise CorruptRecordException(f"a record has {count} headers")
+    found: list[Header] = []
+    for _ in range(count):
+        name, at = _bytes(body, at)
+        if name is None:
+            raise CorruptRecordException("a header has no name")
+        value, at = _bytes(body, at)
+        found.append((name.decode("utf-8", "replace"), value))
+    return tuple(found), at
+
+
+def _bytes(body: bytes, at: int) -> tuple[bytes | None, int]:
+    length, at = decode_varint(body, at)
+    if length < 0:
+        return None, at
+    return body[at : at + length], at + length
