@@ -324,7 +324,7 @@ class Publisher:
         """Look up a topic for held records. Not bounded: they wait for a silent Kafka like any submitted record."""
         info = await self.topic(name, internal=self._topics.is_own(name), principal=principal, bounded=False)
         if (refused := self.unsafe(info)) is not None:
-            raise refused
+            raise refused.bare()
         return info
 
     async def topic(
@@ -342,7 +342,7 @@ class Publisher:
             if refused is None:
                 self._open(info)
             elif internal:
-                raise refused
+                raise refused.bare()
         return info
 
     def unsafe(self, info: TopicInfo) -> Refused | None:

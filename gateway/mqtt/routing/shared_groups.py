@@ -250,7 +250,7 @@ class Sharing:
     async def _enter(self, share: Share, one: _Filter) -> Membership:
         topics = (await needed_topics((share.topic_filter,), self._rules, self._topics))[share.topic_filter]
         if isinstance(topics, Refused):
-            raise topics
+            raise topics.bare()
         one.topics |= topics
         return await self._groups.join(
             share.group, one.topics, share, offset_reset="latest", subscription_filter=one.subscription_filter
