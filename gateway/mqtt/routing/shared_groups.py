@@ -256,6 +256,10 @@ class Sharing:
             share.group, one.topics, share, offset_reset="latest", subscription_filter=one.subscription_filter
         )
 
+    def reads_only(self, topic_filter: str, topic: str) -> bool:
+        """Whether a filter matches messages of one Kafka topic only."""
+        return self._rules.fixed_topics(topic_filter) == {topic}
+
     def forget(self, subscriber: SharedSubscriber, share: Share) -> None:
         """Remove a member; called by `Share.leave`."""
         group = self._names[share.group]
