@@ -2,7 +2,7 @@
 
 A message that was received cannot be unsent: its tokens are spent on arrival, however many, and a sender in debt waits
 until the debt is paid. So a rate holds exactly in the long run, and a burst is exceeded only by the one message that
-made the debt.
+made the debt. A largest debt bounds how long others wait for what one client did; what is above it is forgiven.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ class BucketError(Exception):
 class Bucket:
     """A token bucket that fills at `rate`, up to `burst` tokens.
 
-    Invariant: there are at most `burst` tokens. What was spent and not given back within any time t, without the last
-    message, is less than `burst + rate * t`.
+    Invariant: there are at most `burst` tokens, and at least `-most_debt`. What was spent and not given back within any
+    time t, without the last message and what was forgiven, is less than `burst + rate * t`.
     """
 
-    __slots__ = ("_at", "_tokens", "burst", "rate")
+    __slots__ = ("_at", "_most_debt", "_tokens", "burst", "rate")
 
-    def __init__(self, rate: float, burst: float, now: float) -> None:
+    def __init__(self, rate: float, burst: float, now: float, most_debt: float = math.inf) -> None:
         """Create a full bucket. `rate` is in tokens a second; all calls get `now` in seconds of the same clock."""
-        if not (0 < rate < math.inf and 0 < burst < math.inf):
-            raise ValueError(f"a rate and a burst above 0 are needed, got {rate} and {burst}")
+        if not (0 < rate < math.inf and 0 < burst < math.inf and most_debt > 0):
+            raise ValueError(f"a rate, a burst and a debt above 0 are needed, got {rate}, {burst} and {most_debt}")
+        self._most_debt = most_debt
         self.rate = rate
         self.burst = burst
         self._tokens = burst
@@ -43,7 +44,7 @@ class Bucket:
         """Spend tokens, available or not. Returns how many are left, negative when in debt."""
         if tokens < 0:
             raise BucketError(f"cannot spend {tokens} tokens")
-        self._tokens = self.level(now) - tokens
+        self._tokens = max(self.level(now) - tokens, -self._most_debt)
         return self._tokens
 
     def give_back(self, tokens: float, now: float) -> None:
@@ -62,10 +63,21 @@ class RateLimit:
 
     __slots__ = ("_bytes", "_messages")
 
-    def __init__(self, messages_per_s: float, bytes_per_s: float, burst_s: float, now: float) -> None:
-        """A rate of 0 means no limit. A burst may be as large as `burst_s` seconds at the rate."""
-        self._messages = _bucket(messages_per_s, max(1.0, messages_per_s * burst_s), now)
-        self._bytes = _bucket(bytes_per_s, bytes_per_s * burst_s, now)
+    def __init__(
+        self,
+        messages_per_s: float,
+        bytes_per_s: float,
+        burst_s: float,
+        now: float,
+        most_debt: tuple[float, float] = (math.inf, math.inf),
+    ) -> None:
+        """A rate of 0 means no limit. A burst may be as large as `burst_s` seconds at the rate.
+
+        `most_debt` is in messages and bytes.
+        """
+        messages, size = most_debt
+        self._messages = _bucket(messages_per_s, max(1.0, messages_per_s * burst_s), now, messages)
+        self._bytes = _bucket(bytes_per_s, bytes_per_s * burst_s, now, size)
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -127,5 +139,5 @@ class RateLimit:
         return max(0, most)
 
 
-def _bucket(rate: float, burst: float, now: float) -> Bucket | None:
-    return Bucket(rate, burst, now) if rate else None
+def _bucket(rate: float, burst: float, now: float, most_debt: float) -> Bucket | None:
+    return Bucket(rate, burst, now, most_debt) if rate else None

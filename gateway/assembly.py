@@ -198,9 +198,16 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
         rules=rules,
         tracing=tracing,
         strangers=Strangers(config.budget.login_bytes),
-        limits=Limits(config.limits, process.loop.time, [one.name for one in listeners(config)]),
+        limits=Limits(config.limits, process.loop.time, [one.name for one in listeners(config)], most_debt(config)),
         proxies=Proxies(config.security.trusted_proxies, common_names=config.security.proxy_common_names),
     )
+
+
+def most_debt(config: Config) -> tuple[int, int]:
+    """Return the messages and bytes of the largest packet, link window or request that a client may send."""
+    mqtt, amqp, http = config.mqtt, config.amqp, config.http
+    largest = max(mqtt.max_packet_bytes, amqp.max_message_bytes, http.max_body_bytes)
+    return max(amqp.link_credit, http.max_records), largest
 
 
 def may_create(config: Config, rules: Rules) -> Callable[[str], bool]:

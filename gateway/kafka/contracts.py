@@ -53,6 +53,10 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error
         self.outcome = outcome
         self.reason = reason
 
+    def bare(self) -> Refused:
+        """Return the same refusal to be kept or raised elsewhere: an exception keeps its frames."""
+        return Refused(self.outcome, self.reason)
+
 
 async def in_time(work: Awaitable[T], limit_s: float) -> T:
     """Wait for Kafka while a client waits; raise Refused (BUSY) after `limit_s` seconds, so that it tries again."""

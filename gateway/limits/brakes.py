@@ -164,7 +164,7 @@ class Pace:
 class ReadingPause:
     """Pauses reading from one connection while the client is in debt for messages that were read."""
 
-    __slots__ = ("_disconnect", "_messages", "_pace", "_pause", "_resume", "_size", "_waits", "mean")
+    __slots__ = ("_disconnect", "_messages", "_over", "_pace", "_pause", "_resume", "_size", "_turns", "_waits", "mean")
 
     def __init__(
         self,
@@ -180,10 +180,34 @@ class ReadingPause:
         self._resume = resume
         self._disconnect = disconnect
         self._waits: Brake | None = None
+        self._turns: tuple[Brake, ...] = ()  # brakes at which it is this connection's turn
+        self._over: asyncio.Future[None] | None = None  # of messages that were read and wait
         self._messages = self._size = 0  # since the last resume
+
+    def must_wait(self) -> bool:
+        """Whether messages that were read must wait until `over`: there is a debt, or others wait before them.
+
+        Ask before the messages are handled. A connection that is new, or that did nothing until now, has no pause, but
+        its principal may have a debt: without this question, each new connection could send one read.
+        """
+        if self._waits is None:
+            self._check()
+        if self._waits is None:
+            for brake in self._pace.brakes:
+                if brake.has_waiters and brake not in self._turns:
+                    self._wait(brake)
+                    break
+        return self._waits is not None
+
+    async def over(self) -> None:
+        """Wait until the pause or the connection ends."""
+        while self._waits is not None:
+            self._over = asyncio.get_running_loop().create_future()
+            await self._over
 
     def spend(self, messages: int, size: int) -> None:
         """Charge messages of `size` bytes in total that were read."""
+        self._turns = ()
         self._pace.spend(messages, size)
         self._messages += messages
         self._size += size
@@ -198,6 +222,9 @@ class ReadingPause:
             disconnect, self._disconnect = self._disconnect, None
             disconnect()
             return
+        self._wait(brake)
+
+    def _wait(self, brake: Brake) -> None:
         self._waits = brake
         brake.wait(self)
         self._pause(brake.reason)
@@ -213,14 +240,22 @@ class ReadingPause:
             if now.reason != before:
                 self._resume(before)
             return 0, 0
+        self._turns = (*self._turns, brake)
         self._resume(before)
+        self._go_on()
         return spent
+
+    def _go_on(self) -> None:
+        over, self._over = self._over, None
+        if over is not None and not over.done():
+            over.set_result(None)
 
     def end(self) -> None:
         """Stop waiting: the connection is closed."""
         if self._waits is not None:
             self._waits.remove(self)
             self._waits = None
+        self._go_on()
 
 
 class CreditPause:

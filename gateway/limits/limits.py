@@ -23,6 +23,8 @@ from gateway.statistics import counter, gauge
 
 REMEMBERED: Final = 10_000
 """Unused shares that are kept because of their debt, so that a client cannot escape it by reconnecting."""
+MOST_DEBT: Final = (10_000, 8 * 1024 * 1024)
+"""The largest debt of a share in messages and bytes, by the default settings: what one read or request may carry."""
 FULL_RETRY_S: Final = 1
 """Retry time for clients with too many connections: the time when one of them closes is unknown."""
 _REASONS: Final = {per: (RATES[number], OUTGOING_RATES[number]) for number, per in enumerate(get_args(Per))}
@@ -58,7 +60,9 @@ class Share:
 
     __slots__ = ("_connects", "connections", "incoming", "key", "outgoing", "rule")
 
-    def __init__(self, rule: LimitRule, key: Key | None, burst_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, rule: LimitRule, key: Key | None, burst_s: float, clock: Callable[[], float], most_debt: tuple[int, int]
+    ) -> None:
         """Start without connections or debts."""
         now = clock()
         reason, outgoing_reason = _REASONS[rule.per]
@@ -70,11 +74,11 @@ class Share:
             self._connects = Bucket(rule.connects_per_s, max(1.0, rule.connects_per_s * burst_s), now)
         self.incoming: Brake | None = None
         if rule.in_messages_per_s or rule.in_bytes_per_s:
-            limit = RateLimit(rule.in_messages_per_s, rule.in_bytes_per_s, burst_s, now)
+            limit = RateLimit(rule.in_messages_per_s, rule.in_bytes_per_s, burst_s, now, most_debt)
             self.incoming = Brake(limit, reason, AHEAD_S, clock, disconnects=rule.disconnect)
         self.outgoing: Brake | None = None
         if rule.out_messages_per_s or rule.out_bytes_per_s:
-            limit = RateLimit(rule.out_messages_per_s, rule.out_bytes_per_s, burst_s, now)
+            limit = RateLimit(rule.out_messages_per_s, rule.out_bytes_per_s, burst_s, now, most_debt)
             self.outgoing = Brake(limit, outgoing_reason, OUT_AHEAD_S, clock)
 
     def check(self, now: float, *, replacing: bool) -> None:
@@ -103,8 +107,18 @@ class Share:
 class Limits:
     """The limits of all clients."""
 
-    def __init__(self, config: LimitsConfig, clock: Callable[[], float], listeners: Iterable[str]) -> None:
-        """`clock` returns monotonic seconds. Raises ConfigError if a rule names none of `listeners`."""
+    def __init__(
+        self,
+        config: LimitsConfig,
+        clock: Callable[[], float],
+        listeners: Iterable[str],
+        most_debt: tuple[int, int] = MOST_DEBT,
+    ) -> None:
+        """`clock` returns monotonic seconds; `most_debt` is the largest debt of a share, in messages and bytes.
+
+        Raises:
+            ConfigError: A rule names none of `listeners`.
+        """
         known = set(listeners)
         for number, rule in enumerate(config.rules):
             if rule.listener is not None and rule.listener not in known:
@@ -117,6 +131,7 @@ class Limits:
         by_kind = ([one for one in enumerate(config.rules) if one[1].per == per] for per in get_args(Per))
         self._kinds = [rules for rules in by_kind if rules]
         self._burst_s = config.burst_s
+        self._most_debt = most_debt
         self._shares: dict[Key, Share] = {}
         self._left: collections.OrderedDict[Key, None] = collections.OrderedDict()  # without connections, oldest first
         self._refused_connections: dict[str, int] = {"connections": 0, "connects": 0}
@@ -137,7 +152,7 @@ class Limits:
         shares = []
         for rule, key in self.choose(identity, address, listener):
             share = None if key is None else self._shares.get(key)
-            shares.append(share or Share(rule, key, self._burst_s, self.clock))
+            shares.append(share or Share(rule, key, self._burst_s, self.clock, self._most_debt))
         held = former.shares if former is not None else ()
         try:
             for share in shares:

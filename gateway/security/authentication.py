@@ -176,7 +176,8 @@ class Authenticator:
         began = self._clock()
         digest = self._digest(user, password)
         address = address_of(peer)
-        self.check_busy(address)
+        if digest not in self._remembered:  # what was right before is no guess: others at its address may fail
+            self.check_busy(address)
         text = _text(password)
         # An empty password is an anonymous bind to LDAP, which succeeds (RFC 4513 part 5.1.2).
         right = False
@@ -186,6 +187,7 @@ class Authenticator:
             self._counts.accepted_total += 1
             self._known[address] = None
             return Identity(user, "password")
+        self._remembered.pop(digest, None)
         self._counts.refused_total += 1
         await self._throttle.wait_refused(address, began)
         return None
@@ -196,20 +198,15 @@ class Authenticator:
             return ANONYMOUS if self._config.allow_anonymous else None
         digest = self._digest(user, password)
         expires = self._remembered.get(digest)
-        if expires is None:
-            return None
-        if self._clock() >= expires:
-            del self._remembered[digest]
+        if expires is None or self._clock() >= expires:
             return None
         self._counts.accepted_total += 1
         self._counts.remembered_total += 1
         return Identity(user, "password")
 
-    def cached_token(self, token: str, *, peer: str) -> VerifiedToken | None:
+    def cached_token(self, token: str) -> VerifiedToken | None:
         """Like `authenticate_token`, but only from memory. Returns None if a lookup is needed or the login fails."""
-        if self._tokens is None or self._throttle.is_full(address_of(peer)):
-            return None
-        shown = self._tokens.cached(token)
+        shown = None if self._tokens is None else self._tokens.cached(token)
         if shown is not None:
             self._counts.accepted_total += 1
         return shown
@@ -222,9 +219,8 @@ class Authenticator:
         address = address_of(peer)
         if self._tokens is None:
             return None
-        self.check_busy(address)
         try:
-            shown = await self._tokens.verify(token)
+            shown = await self._verify_token(address, token)
         except TokenError as fault:
             log.debug("token refused", reason=str(fault), peer=peer)
             await self.wait_refused(address)
@@ -240,21 +236,32 @@ class Authenticator:
         address = address_of(peer)
         users = self._scram
         if self._tokens is not None and mechanism in BEARER_MECHANISMS:
-            return Exchange(self, address, BearerServer(mechanism, self._verify_token, user).step)
+            verify = functools.partial(self._verify_token, address)
+            return Exchange(self, address, BearerServer(mechanism, verify, user).step)
         if users is None or mechanism not in users.mechanisms:
             return None
         look_up = functools.partial(users.credential, mechanism)
         server = ScramServer(mechanism, look_up, secrets.token_urlsafe(NONCE_BYTES), user)
 
         async def step(message: bytes) -> Step:
+            self.check_busy(address)
             return server.step(message)
 
         return Exchange(self, address, step)
 
-    async def _verify_token(self, token: str) -> VerifiedToken:
-        """Verify a token with the keys in use now: an exchange may have begun before a reload."""
+    async def _verify_token(self, address: str, token: str) -> VerifiedToken:
+        """Verify a token with the keys in use now: an exchange may have begun before a reload.
+
+        A token that was valid before is no guess, so those who fail at its address do not lock it out.
+
+        Raises:
+            TokenError: It is not valid.
+            Busy: It is not checked; see `check_busy`.
+        """
         if self._tokens is None:
             raise TokenError("tokens are not accepted")
+        if not self._tokens.knows(token):
+            self.check_busy(address)
         return await self._tokens.verify(token)
 
     def check_busy(self, address: str) -> None:
@@ -357,14 +364,13 @@ class Exchange:
         """Process the client's next message; None if it sent no initial response. A failure is delayed on purpose."""
         if self._refused is not None:
             return self._refused
-        try:
-            self._authenticator.check_busy(self._address)
-        except Busy as busy:
-            return Failed(str(busy), busy=True)
         began, self._began = self._began, True
         if data is None and not began:
             return Continue(b"")  # RFC 4422 part 3: an empty challenge asks for the initial response
-        step = await self._step(data or b"")
+        try:
+            step = await self._step(data or b"")
+        except Busy as busy:
+            return Failed(str(busy), busy=True)
         if isinstance(step, Done):
             self._authenticator._counts.accepted_total += 1
         elif isinstance(step, Failed):

@@ -93,9 +93,9 @@ class Entrance:
         """Check a bearer token; see `Authenticator`."""
         return await self._authenticator.authenticate_token(token, peer=peer) if "token" in self._logins else None
 
-    def cached_token(self, token: str, *, peer: str) -> VerifiedToken | None:
+    def cached_token(self, token: str) -> VerifiedToken | None:
         """Like `authenticate_token`, but only from memory. Returns None if a lookup is needed or the login fails."""
-        return self._authenticator.cached_token(token, peer=peer) if "token" in self._logins else None
+        return self._authenticator.cached_token(token) if "token" in self._logins else None
 
     def exchange(self, mechanism: str, *, peer: str, user: str | None = None) -> Exchange | None:
         """Start a SASL exchange; returns None if the mechanism is not offered here."""

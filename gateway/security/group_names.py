@@ -6,7 +6,8 @@
 Clients of all protocols name groups (AMQP addresses, container ids and link names; MQTT share names; HTTP paths). A
 compacted table in Kafka (`__trivium_groups`) stores each owner. If two clients claim a name at the same time, at any
 gateways, the claim that is first in the log wins. The access list's group rules take precedence (`authorization`). A
-group with the name of a topic is that topic's queue and is open to everyone who may subscribe to the topic.
+group with the name of a topic is that topic's queue and is open to everyone who may subscribe to the topic, unless the
+name was claimed before the topic was there by somebody who may subscribe to it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Owned(msgspec.Struct, frozen=True, omit_defaults=True):
     claim: str  # the random id of the claim
     since_ms: int  # epoch milliseconds
     made: bool = False  # the group did not exist before, so the owner may delete it
+    whole: bool = True  # whether the owner could subscribe to a topic of this name: only then its queue is the owner's
 
 
 class GroupNamesStatistics(msgspec.Struct):
@@ -151,17 +153,17 @@ class GroupNames:
         said = grant.group("read", group)  # also False for a name outside the client's namespace
         if said is False:
             raise self._denied(group)
-        if said is None and (group == topic or group in self._topics.names):
-            if not grant.subscribe.whole_topic(group):
-                raise self._denied(group)
-            return
-        principal = grant.identity.name
         try:
             async with asyncio.timeout(READY_S):
-                owned = await self._owner(group, principal)
+                await self._state.loaded.wait()
+                if said is None and self._is_queue(group, topic):
+                    if not grant.subscribe.whole_topic(group):
+                        raise self._denied(group)
+                    return
+                owned = await self._owner(group, grant)
         except TimeoutError:
             raise Refused(Outcome.BUSY, "Kafka does not answer about the group's owner") from None
-        if said is None and owned.principal != principal:
+        if said is None and owned.principal != grant.identity.name:
             raise self._denied(group)
         if group in self._owned:
             self._used_ms[group] = self._wall_clock()
@@ -176,11 +178,23 @@ class GroupNames:
         if said is None:
             owned = self._find(group)
             said = owned is not None and owned.made and owned.principal == grant.identity.name
-            said = said and group not in self._topics.names
+            said = said and not self._is_queue(group, topic)
+            said = said and (group != topic or group not in self._topics.names)
         if not said or not await self._groups.delete(group, topic):
             return False
         self._give_up(group)
         return True
+
+    def _is_queue(self, group: str, topic: str | None) -> bool:
+        """Whether the group is the queue of the topic of its name, for a client that reads `topic` in it.
+
+        A claim from before the topic was there binds: else a group could be taken by making a topic of its name. But
+        the claim of somebody who may not subscribe to the topic does not bind the topic's own readers.
+        """
+        if group != topic and group not in self._topics.names:
+            return False
+        owned = self._find(group)
+        return owned is None or (group == topic and not owned.whole)
 
     def _give_up(self, group: str) -> None:
         """Release a name immediately. A later claim is written to the log behind this release."""
@@ -194,24 +208,25 @@ class GroupNames:
         self._statistics.refused_total += 1
         return Refused(Outcome.DENIED, f"not authorized for the group {group!r}")
 
-    async def _owner(self, group: str, principal: str) -> Owned:
-        """Return the owner of a name; claim the name for `principal` if it has none."""
+    async def _owner(self, group: str, grant: Grant) -> Owned:
+        """Return the owner of a name; claim the name for the client if it has none. The table must be loaded."""
         owned = self._find(group)
         if owned is not None:
             return owned
-        await self._state.loaded.wait()
         lock = self._locks.get(group)
         if lock is None:
             lock = self._locks[group] = asyncio.Lock()
         async with lock:
             owned = self._find(group)
-            return owned if owned is not None else await self._claim(group, principal)
+            return owned if owned is not None else await self._claim(group, grant)
 
-    async def _claim(self, group: str, principal: str) -> Owned:
+    async def _claim(self, group: str, grant: Grant) -> Owned:
+        principal = grant.identity.name
         if len(self._owned) >= NAMES or self._counts[principal] >= NAMES_PER_PRINCIPAL:
             raise Refused(Outcome.BUSY, "too many group names are in use")
         made = (await self._groups.admin.group(group)).state == DEAD
-        mine = Owned(principal, self._random_id(), self._wall_clock(), made)
+        whole = grant.subscribe.whole_topic(group)
+        mine = Owned(principal, self._random_id(), self._wall_clock(), made, whole)
         written = PendingWrite()
         self._write(group, mine, written)
         if (await written.done).outcome is not Outcome.STORED:

@@ -73,9 +73,14 @@ class TokenVerifier:
             raise TokenError("it is too long or not ASCII")
         shown = self._recall(token)
         if shown is None:
-            shown = self._read(await self._claims(token))
+            try:
+                shown = self._read(await self._claims(token))
+            except TokenError:
+                self._remembered.pop(_digest(token), None)
+                raise
             self._remembered[_digest(token)] = (self._clock() + REMEMBER_S, shown)
         if shown.expires_ms <= self._wall_clock():
+            self._remembered.pop(_digest(token), None)
             raise TokenError("it has expired")
         return shown
 
@@ -83,6 +88,10 @@ class TokenVerifier:
         """Return the content of a valid token verified less than `REMEMBER_S` ago. None means: verify it."""
         shown = self._recall(token)
         return None if shown is None or shown.expires_ms <= self._wall_clock() else shown
+
+    def knows(self, token: str) -> bool:
+        """Whether the token was valid before, even if it must be verified again."""
+        return _digest(token) in self._remembered
 
     def _recall(self, token: str) -> VerifiedToken | None:
         until, shown = self._remembered.get(_digest(token), (0.0, None))

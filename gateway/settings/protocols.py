@@ -221,6 +221,9 @@ class HttpConfig(Section):
     """smallest response that is compressed (zstd, gzip, deflate) for clients that accept it"""
     max_line_bytes: Annotated[int, Field(ge=1024)] = 2 * MEBIBYTE
     """longest line of an upload; a longer one gives an error for that line"""
+    max_upload_errors: Annotated[int, Field(ge=0)] = 1000
+    """refused lines after which an upload is broken off, with a last line that says so; 0: never. Each costs far more
+    than its bytes"""
     max_consumers: Annotated[int, Field(ge=1)] = 1000
     """consumer instances; further ones get 429"""
     consumer: ConsumerDefaults = ConsumerDefaults()

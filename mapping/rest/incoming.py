@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -51,6 +51,7 @@ from protocols.rest.requests import (
     integer,
     spaces,
 )
+from protocols.rest.responses import ErrorBody, error_body
 
 PROTOCOL: Final = b"http"
 CONTENT_TYPES: Final = {
@@ -58,6 +59,9 @@ CONTENT_TYPES: Final = {
     Format.BINARY: b"application/octet-stream",
     Format.TEXT: b"text/plain",
 }
+
+RUN: Final = 64
+"""Lines of an upload that are decoded one by one before others may work."""
 
 _NULL: Final = b"null"
 _STRING_OR_NULL: Final = msgspec.json.Decoder(str | None)
@@ -105,31 +109,30 @@ def to_records(
     return target.any_records(body, limit) if plain is None else plain
 
 
-def from_lines(lines: bytes, topic: str, principal: str, trace: Headers = ()) -> Sequence[Record | RestError]:
-    """Decode complete lines, each a record in the json format.
+def from_lines(lines: bytes, topic: str, principal: str, trace: Headers = ()) -> Iterator[Sequence[Record | ErrorBody]]:
+    """Decode complete lines, each a record in the json format; yield their results in runs.
 
-    A line that is not valid gives an error in its place; a blank line gives nothing. `principal` is the client's,
-    `trace` is from `trace_headers`.
+    A line that is not valid gives an error in its place; a blank line gives nothing. With such lines the runs have at
+    most `RUN` lines, so that others can work in between. `principal` is the client's, `trace` is from `trace_headers`.
     """
     target = Target(topic, None, standard_headers(Format.JSON, principal), trace, Format.JSON)
     plain = decode_lines(PLAIN_LINE, lines)
     if plain is not None:
         compact = spaces(lines) == lines.count(b"\n")
-        return target.plain_json(plain, bytes if compact else compact_json)
-    entries = decode_lines(LINE, lines)
-    if entries is not None:
-        try:
-            return [target.json_record(0, entry) for entry in entries]
-        except RestError:
-            pass  # find out which line it is
-    found: list[Record | RestError] = []
-    for line in lines.split(b"\n"):
-        if line.strip():
-            try:
-                found.append(target.json_record(0, decode_line(line)))
-            except RestError as error:
-                found.append(error)
-    return found
+        yield target.plain_json(plain, bytes if compact else compact_json)
+        return
+    decoded = decode_lines(LINE, lines)
+    entries: Sequence[JsonRecord | bytes]  # not decoded if one of them is not valid
+    entries = [line for line in lines.split(b"\n") if line.strip()] if decoded is None else decoded
+    for start in range(0, len(entries), RUN):
+        yield [_from_line(target, entry) for entry in entries[start : start + RUN]]
+
+
+def _from_line(target: Target, line: JsonRecord | bytes) -> Record | ErrorBody:
+    try:
+        return target.json_record(0, decode_line(line) if isinstance(line, bytes) else line)
+    except RestError as error:
+        return error_body(error)
 
 
 class Target(msgspec.Struct, frozen=True, gc=False):

@@ -57,9 +57,14 @@ def encode_results(results: Sequence[Stored | ErrorBody]) -> bytes:
     return _ENCODER.encode({"offsets": results})
 
 
+def error_body(error: RestError) -> ErrorBody:
+    """Return what an error says. It may be kept; the error would keep the frames that it came through."""
+    return ErrorBody(error.status, error.message, error.validation_errors)
+
+
 def encode_error(error: RestError) -> bytes:
     """Encode the body of an error answer."""
-    return _ENCODER.encode(ErrorBody(error.status, error.message, error.validation_errors))
+    return _ENCODER.encode(error_body(error))
 
 
 class Page:

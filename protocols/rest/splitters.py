@@ -11,6 +11,7 @@ import re
 from typing import Final
 
 from protocols.rest.errors import RestError
+from protocols.rest.responses import ErrorBody
 
 _FEED: Final = b"\n"
 
@@ -94,7 +95,7 @@ class DocumentSplitter:
 
     def __init__(self, limit: int) -> None:
         """`limit` is the maximum size of a document in bytes."""
-        self.fault: RestError | None = None  # why splitting stopped; documents returned before are valid
+        self.fault: ErrorBody | None = None  # why splitting stopped; documents returned before are valid
         self._limit = limit
         self._data = bytearray()  # from the start of the current document on
         self._seen = 0  # bytes of it that are scanned
@@ -116,7 +117,7 @@ class DocumentSplitter:
                 if seen == size:
                     break
                 if data[seen] not in _OPENING:
-                    self.fault = RestError(400, "Validation error on: the body is not JSON: an object was expected")
+                    self.fault = ErrorBody(400, "Validation error on: the body is not JSON: an object was expected")
                     break
                 depth = 1
                 seen += 1
@@ -152,7 +153,7 @@ class DocumentSplitter:
         del data[:start]
         self._seen, self._depth = seen - start, depth
         if self.fault is None and len(data) > self._limit:
-            self.fault = RestError(413, f"A document is larger than {self._limit} bytes")
+            self.fault = ErrorBody(413, f"A document is larger than {self._limit} bytes")
         return found
 
     def finish(self) -> None:

@@ -128,3 +128,15 @@ def test_a_slow_rate_lets_one_message_go():
 def test_what_is_no_bucket(rate, burst):
     with pytest.raises(ValueError, match="above 0"):
         Bucket(rate, burst, 0.0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 3))), st.floats(0.5, 50))
+def test_a_debt_is_never_larger_than_its_limit(spendings: list[tuple[float, float]], most_debt: float) -> None:
+    """So whoever waits, waits at most `most_debt / rate`, whatever another spent."""
+    bucket, now = Bucket(2.0, 4.0, 0.0, most_debt), 0.0
+    for tokens, pause in spendings:
+        now += pause
+        before = bucket.level(now)
+        left = bucket.spend(tokens, now)
+        assert left == pytest.approx(max(before - tokens, -most_debt))
+        assert bucket.wait_s(now) <= most_debt / 2.0

@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,6 +15,7 @@ import pytest
 from aiohttp import web
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from gateway.security.throttle import REFUSALS_PER_ADDRESS
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
@@ -45,6 +47,16 @@ topic = "{topic}"
 [[security.access]]
 principal = "group:sited"
 topic = "{topic}/{{claim:org.site}}/{{name}}/#"
+"""
+
+LOCKED = """
+[security]
+allow_anonymous = false
+failed_attempt_delay_s = 60
+[security.oauth]
+jwks_file = "{path}"
+issuer = "{issuer}"
+audience = ["{audience}"]
 """
 
 
@@ -250,3 +262,34 @@ async def test_a_client_is_disconnected_when_its_token_expires(secured: GatewayP
         await peer.close()
         gone.drop()
         stays.drop()
+
+
+async def test_bad_tokens_do_not_lock_out_good_ones_of_their_address(bootstrap: str, tmp_path: Path) -> None:
+    """One client behind a NAT or a balancer guesses; those whose tokens were valid before work on and may reconnect."""
+    keys = tmp_path / "jwks"
+    keys.write_bytes(key_set())
+    config = LOCKED.format(path=keys, issuer=ISSUER, audience=AUDIENCE)
+    gateway = await GatewayProcess(tmp_path, bootstrap, config=config).start()
+    good = bearer()
+
+    async def ask(http: aiohttp.ClientSession, said: str) -> int:
+        async with http.get("/topics", headers={"Authorization": f"Bearer {said}"}) as answer:
+            return answer.status
+
+    url = f"http://{gateway.addresses['http']}"
+    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as http:
+        assert await ask(http, good) == 200
+        guesses = [asyncio.create_task(ask(http, f"bad{number}")) for number in range(2 * REFUSALS_PER_ADDRESS)]
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                while await ask(http, bearer(jti=uuid.uuid4().hex)) != 503:
+                    pass
+            assert await ask(http, good) == 200
+            client = await begin_sasl(gateway, message(good))
+            await open_amqp(client)
+            await client.close()
+        finally:
+            for one in guesses:
+                one.cancel()
+            await asyncio.wait(guesses)
+    assert await gateway.stop() == 0

@@ -49,6 +49,20 @@ group = "{shut}"
 allow = false
 """
 
+PARTIAL = """
+[kafka]
+create_topics = true
+[security]
+allow_anonymous = false
+password_file = "{path}"
+failed_attempt_delay_s = 0
+[[security.access]]
+principal = "ann"
+[[security.access]]
+principal = "bob"
+topic = "{topic}/#"
+"""
+
 
 @pytest.fixture(scope="module")
 async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
@@ -320,6 +334,58 @@ async def test_all_readers_of_a_topic_may_use_its_queue(gateway: GatewayProcess,
             return found
 
         assert await amqp(gateway, user, work) == user.encode()
+
+
+async def test_a_group_is_not_taken_by_a_topic_of_its_name(
+    gateway: GatewayProcess,
+    ann: aiohttp.ClientSession,
+    bob: aiohttp.ClientSession,
+    new_topic: NewTopic,
+    admin: AIOKafkaAdminClient,
+) -> None:
+    """In no protocol; its owner goes on to use it, and to end it."""
+    topic, group = await new_topic(partitions=1), unique()
+    durable = [DurableSubscription(), Shared()]
+
+    def attach(connection: BlockingConnection) -> None:
+        connection.create_receiver(topic, credit=1, name=group, options=durable)
+
+    await amqp(gateway, "ann", attach)
+    body, form = {"records": [{"value": 1}]}, {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    async with bob.post(f"/topics/{group}", json=body, headers=form) as answer:
+        assert answer.status == 200
+    assert await every_way(gateway, bob, "bob", topic, group) == DENIED
+    assert await amqp(gateway, "bob", lambda one: refused(one, f"queue://{group}")) == "amqp:unauthorized-access"
+    await amqp(gateway, "ann", lambda one: one.create_receiver(topic, name=group, options=durable).close())
+    await until_deleted(admin, group)
+
+
+async def test_a_share_does_not_take_the_queue_of_a_topic_that_its_client_may_not_read(
+    bootstrap: str, tmp_path: Path
+) -> None:
+    topic, other = unique(), unique()
+    hasher = Argon2Hasher(time_cost=1, memory_cost=1024)
+    path = tmp_path / "passwords"
+    path.write_text("".join(f"{name}:{hasher.hash(name)}\n" for name in ("ann", "bob")))
+    config = PARTIAL.format(path=path, topic=other)
+    gateway = await GatewayProcess(tmp_path, bootstrap, config=config).start()
+    client = await mqtt(gateway, "bob")
+    assert await subscribe(client, f"$share/{topic}/{other}/x") == 1  # the topic is not there yet
+
+    def queue(connection: BlockingConnection) -> bytes:
+        connection.create_sender(topic).send(Message(body=b"1", inferred=True))
+        receiver = connection.create_receiver(f"queue://{topic}", credit=1)
+        found = body_of(receiver.receive(TIMEOUT))
+        receiver.accept()
+        return found
+
+    client.drop()
+    assert await amqp(gateway, "ann", queue) == b"1"
+    for user, code in (("ann", ReasonCode.NOT_AUTHORIZED), ("bob", 1)):  # beside the queue, the name is still bob's
+        client = await mqtt(gateway, user)
+        assert await subscribe(client, f"$share/{topic}/{other}/x") == code
+        client.drop()
+    assert await gateway.stop() == 0
 
 
 async def test_rules_override_owners(

@@ -133,16 +133,16 @@ class IncomingLink:
         first = 0
         while first < len(messages):
             records: list[Record] = []
-            unmappable = None
+            refusal: tuple[Outcome, str] | None = None
             try:
                 to_records(messages, first, destination, now_ms, records)
             except Unmappable as error:
-                unmappable = error
+                refusal = error.outcome, error.reason
             behind = first + len(records)
             if records:
                 submit_run(records, self, deliveries[first:behind], sender)
-            if unmappable is not None:
-                self.refuse(deliveries[behind], unmappable.outcome, unmappable.reason)
+            if refusal is not None:
+                self.refuse(deliveries[behind], *refusal)
                 behind += 1
             first = behind
 

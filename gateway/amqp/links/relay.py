@@ -103,15 +103,15 @@ class RelayLink(IncomingLink):
     async def _look_up(self, topic: str) -> None:
         """Look up a topic, then store or refuse the messages that wait for it."""
         peer = self._peer
-        refused: Refused | None = None
+        refusal: tuple[Outcome, str] | None = None
         try:
             info = await self._ingress.publisher.topic(topic, principal=peer.principal)
-        except Refused as error:
-            refused = error
+        except Refused as refused:
+            refusal = refused.outcome, refused.reason
         now_ms = peer.now_ms()
         for message in self._waiting.pop(topic):
-            if refused is not None:
-                self.refuse(message.delivery, refused.outcome, refused.reason, transaction=message.transaction)
+            if refusal is not None:
+                self.refuse(message.delivery, *refusal, transaction=message.transaction)
             else:
                 self._store(message, info, now_ms)
             if message.transaction is not None:

@@ -140,7 +140,7 @@ class Lookup:
             batch.asking = self._spawn(self._ask_ends(batch, led))
         answer = await asyncio.shield(batch.asking)  # other callers wait for it too
         if isinstance(answer, Refused):
-            raise Refused(answer.outcome, answer.reason)
+            raise answer.bare()
         return _select(partitions, answer, existing=existing or led)
 
     async def _ask_ends(self, batch: _Batch, led: bool) -> dict[TopicPartition, int] | Refused:
@@ -150,7 +150,7 @@ class Lookup:
             try:
                 return await self._ask(wire.LATEST, batch.partitions, led=led)
             except Refused as refused:
-                return refused
+                return refused.bare()
 
     async def beginnings(
         self, partitions: Collection[TopicPartition], *, existing: bool = False, led: bool = False

@@ -154,14 +154,14 @@ class Creation:
             self._spawn(self._work())
         made = await order.made
         if isinstance(made, Refused):
-            raise Refused(made.outcome, made.reason)
+            raise made.bare()
         return made
 
     async def make_own(self, wanted: Wanted) -> Made:
         """Create one of the gateway's own topics, without limits and without queueing. Raises Refused."""
         made = (await self._request([wanted]))[wanted.name]
         if isinstance(made, Refused):
-            raise made
+            raise made.bare()
         return made
 
     def _forget_gone(self, mine: dict[str, float]) -> None:

@@ -219,14 +219,14 @@ class SharedRequest:
         async with self._asking:
             if self._started > arrived:  # a request has started since, and ended
                 if self._refused is not None:
-                    raise Refused(self._refused.outcome, self._refused.reason)
+                    raise self._refused.bare()
                 return
             self._started, self._refused = self._started + 1, None
             try:
                 await self._ask()
             except BaseException as error:
                 if isinstance(error, Refused):
-                    self._refused = error
+                    self._refused = error.bare()
                 else:
                     self._started -= 1  # cancelled with its caller: the next caller sends its own
                 raise

@@ -182,7 +182,7 @@ class Topics:
             if name not in self._internal:
                 raise ValueError(f"{name} was not declared")
         elif (refused := _why_illegal(name)) is not None:
-            raise refused
+            raise refused.bare()
         info = self._known.get(name)
         if info is not None:
             return info
@@ -199,7 +199,7 @@ class Topics:
             if missing is None:
                 raise Refused(found.outcome, found.reason)
         if not missing.absent or not may_create:
-            raise Refused(missing.refused.outcome, missing.refused.reason)
+            raise missing.refused.bare()
         if not internal and not self._may_make(name):
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{missing.refused.reason}, and {_not_chosen(name)}")
         return await self._create_shared(name, principal, bounded=bounded)
@@ -314,7 +314,8 @@ class Topics:
         """
         try:
             info = (await self.queries.configured([await asked]))[0]
-        except Refused as refused:
+        except Refused as error:
+            refused = error.bare()
             if refused.outcome is not Outcome.BUSY:
                 self._add_missing(name, refused, absent=refused.outcome is absent)
             return refused
@@ -365,7 +366,7 @@ class Topics:
         """
         try:
             if (illegal := _why_illegal(name)) is not None:
-                raise illegal
+                raise illegal.bare()
             made = await self.creation.make(Wanted(name, partitions, replication), principal)
         except Refused as refused:
             if refused.outcome is Outcome.UNKNOWN_TOPIC:

@@ -69,7 +69,10 @@ async def start_client(
             spawn(close())
         raise
     if failed is not None:
-        raise failed
+        try:
+            raise failed
+        finally:
+            failed = None  # its traceback refers to this frame: avoids a reference cycle
 
 
 async def started(

@@ -74,7 +74,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
             self._tls = self._load_tls()
         self._tokens = None
         self._token: Token | None = None
-        self._failed: tuple[LoginError, float] | None = None
+        self._failed: tuple[str, float] | None = None
         self._fetching: asyncio.Task[None] | None = None
         if config.security_protocol.startswith("SASL"):
             if config.sasl_mechanism == "OAUTHBEARER":
@@ -113,7 +113,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
             await asyncio.shield(self._fetching)
             token = self._token
         if token is None:
-            raise LoginError("no token" if self._failed is None else self._failed[0].args[0])
+            raise LoginError("no token" if self._failed is None else self._failed[0])
         return token.value
 
     def extensions(self) -> Mapping[str, str]:
@@ -132,7 +132,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
                 self.counts.tokens += 1
             except LoginError as error:
                 self.counts.token_failures += 1
-                self._failed = (error, time.monotonic())
+                self._failed = (str(error), time.monotonic())
                 token = self._token
                 if token is None or token.ends is None or token.ends <= time.time():
                     self._token = None

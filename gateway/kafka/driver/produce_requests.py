@@ -48,12 +48,12 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
         self.is_over = False
         self._limit = producer._max_request_size
         self._tasks: set[asyncio.Task[None]] = set()  # requests that connect or wait to be repeated
-        self._bug: Exception | None = None
+        self._bug = ""  # the unexpected exception that ended it
 
     async def _sender_routine(self) -> None:
         accumulator = self._message_accumulator
         try:
-            while self._bug is None:
+            while not self._bug:
                 await self._maybe_wait_for_pid()
                 by_node, leaderless = accumulator.drain_by_nodes(self._in_flight, self._muted_partitions)
                 for node, batches in by_node.items():
@@ -78,12 +78,11 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
         except errors.KafkaError:
             raise
         except Exception as error:
-            self._bug = error
+            self.end_with(error)
         finally:
             self.is_over = True
-        if self._bug is not None:  # aiokafka fails all batches, and another producer sends them
-            failures.report("producer", self._bug)
-            raise errors.KafkaError(f"unexpected: {self._bug!r}") from self._bug
+        if self._bug:  # aiokafka fails all batches, and another producer sends them
+            raise errors.KafkaError(f"unexpected: {self._bug}")
 
     def _put_back(self, batches: dict[TopicPartition, MessageBatch]) -> None:
         """Put the batches that one request has no room for back into their queues, for the next one.
@@ -116,7 +115,8 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
 
     def end_with(self, bug: Exception) -> None:
         """End because of an unexpected exception."""
-        self._bug = bug
+        failures.report("producer", bug)
+        self._bug = repr(bug)
         self._message_accumulator.wake()
 
     def release(self, node: int | None, places: Iterable[TopicPartition]) -> None:

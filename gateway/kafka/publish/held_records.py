@@ -104,7 +104,7 @@ class HeldRecords(msgspec.Struct, eq=False):
         except TimeoutError:
             refused = Refused(Outcome.BUSY, "Kafka did not answer in time")
         except Refused as error:
-            refused = error
+            refused = error.bare()
         except Exception as error:  # contained: the waiting records still get a definite outcome
             failures.report("topic", error, name)
             refused = Refused(Outcome.BUSY, f"topic {name} could not be looked up")

@@ -335,7 +335,7 @@ class Publisher:
             return info
         info = await self.topic(name, internal=self._topics.is_own(name), principal=principal, bounded=False)
         if (refused := self.unsafe(info)) is not None:
-            raise refused
+            raise refused.bare()
         return info
 
     async def topic(
@@ -361,7 +361,7 @@ class Publisher:
             if refused is None:
                 self._open(info)
             elif internal:
-                raise refused
+                raise refused.bare()
         return info if partition is None else await self._topics.with_partition(info, partition)
 
     def unsafe(self, info: TopicInfo) -> Refused | None:

@@ -246,7 +246,7 @@ class KafkaTransaction:
                 batches = partitions.get((record.topic, number))
                 if batches is None:
                     if (unsafe := self._publisher.unsafe(info)) is not None:
-                        raise unsafe
+                        raise unsafe.bare()
                     batches = partitions[record.topic, number] = []
                 _append(batches, post, timestamp, largest, producer.new_batch)
             except Refused as refused:
@@ -273,7 +273,7 @@ class KafkaTransaction:
                 self._must_discard = True
                 self._fail(Result(outcome=verdict(error).outcome, reason=name_of(error)))
             else:
-                raise error
+                raise RuntimeError(f"a post ended with {error!r}") from error
 
     def _fail(self, result: Result) -> None:
         if self.failure is None:

@@ -78,8 +78,12 @@ class Client(ClientPort):
             kind = type(event)
             if kind is packets.Publish:
                 assert self._incoming is not None  # nothing is parsed before CONNACK
+                late = self._incoming.must_wait  # this may disconnect the client
                 if self.session is None:
                     return None  # another connection may have it, in which the identifiers mean other messages
+                if late:
+                    self._feed()
+                    return event, received[position + 1 :]
                 position = self._incoming.publish(received, position)
                 continue
             position += 1
@@ -234,8 +238,13 @@ class Client(ClientPort):
             if kind is packets.Connect or kind is packets.Auth:
                 rest = await self._log_in(event) + rest
             elif self.session is not None:
-                change = subscribe if kind is packets.Subscribe else unsubscribe
-                await change(self, self.session, self._connection, self._services, event)
+                if kind is packets.Publish:
+                    assert self._incoming is not None
+                    await self._incoming.over()
+                    rest = [event, *rest]
+                else:
+                    change = subscribe if kind is packets.Subscribe else unsubscribe
+                    await change(self, self.session, self._connection, self._services, event)
             if not pump.is_held_back:
                 self._connection.resume_keepalive(self._services.clock())
             pump.flush()

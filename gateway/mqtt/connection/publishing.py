@@ -86,6 +86,16 @@ class Incoming:
         self._refused_id = services.refused_again.take(client.client_id)  # packet id refused last, or 0
         self._resent: Record | None = None  # that message, once it was sent again
 
+    @property
+    def must_wait(self) -> bool:
+        """Whether publishes must wait for the client's rate, until `over`; see `ReadingPause.must_wait`."""
+        return self._reading is not None and self._reading.must_wait()
+
+    async def over(self) -> None:
+        """Wait until publishes may be handled, or the connection ends."""
+        if self._reading is not None:
+            await self._reading.over()
+
     def publish(self, received: list[Any], position: int) -> int:
         """Submit the publishes from `position` on to Kafka. An acknowledgement means that every in-sync replica has it.
 

@@ -261,7 +261,7 @@ class Sharing:
     async def _enter(self, share: Share, one: _Filter) -> Membership:
         topics = (await needed_topics((share.topic_filter,), self._rules, self._topics))[share.topic_filter]
         if isinstance(topics, Refused):
-            raise topics
+            raise topics.bare()
         one.topics |= topics
         async with one.beginning:
             if one.start is None:
@@ -274,6 +274,10 @@ class Sharing:
             starts=one.start.offsets,
             subscription_filter=one.subscription_filter,
         )
+
+    def reads_only(self, topic_filter: str, topic: str) -> bool:
+        """Whether a filter matches messages of one Kafka topic only."""
+        return self._rules.fixed_topics(topic_filter) == {topic}
 
     def forget(self, subscriber: SharedSubscriber, share: Share) -> None:
         """Remove a member; called by `Share.leave`."""

@@ -68,7 +68,8 @@ class Shares:
             return None
         if not client.grant.mqtt_subscribe.filter(shared.topic_filter):
             raise Refused(Outcome.DENIED, "not allowed to subscribe to this filter")
-        await self._parts.names.admit(client.grant, shared.group)
+        queue = self._parts.sharing.reads_only(shared.topic_filter, shared.group)
+        await self._parts.names.admit(client.grant, shared.group, shared.group if queue else None)
         share = await self._parts.sharing.join(subscriber, shared, subscription)
         refused = is_refused(client.grant, subscription.options.topic_filter)  # the rights may have changed meanwhile
         if client is self._deliveries.client and not refused:

@@ -6,7 +6,7 @@ its outcome is known (`gateway.rest.produce.streamed_records`). There is no sche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,7 +19,7 @@ from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.confluent.v2 import refusal_answer
 from gateway.rest.produce.line_uploads import Uploads
 from gateway.rest.produce.streamed_records import Upload
-from gateway.rest.produce.tickets import Ticket, denied_key
+from gateway.rest.produce.tickets import Ticket, denied_key, error_of
 from gateway.rest.server.answers import control_answer, own_address
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
@@ -29,6 +29,7 @@ from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
 from mapping.confluent import ReportData, to_record
 from mapping.record import Headers, Record
+from mapping.rest.incoming import RUN
 from protocols.rest.confluent_v3 import (
     ErrorReport,
     Produced,
@@ -82,28 +83,31 @@ class Writer(msgspec.Struct, frozen=True):
 class RecordStream(Upload):
     """One streamed produce request, with this API's reports."""
 
-    def __init__(self, publisher: Publisher, writer: Writer, limit: int) -> None:
-        """Accept documents of up to `limit` bytes."""
-        super().__init__(publisher, writer.topic)
+    def __init__(self, publisher: Publisher, writer: Writer, limit: int, most_refused: int) -> None:
+        """Accept documents of up to `limit` bytes, and `most_refused` bad ones (0: any number)."""
+        super().__init__(publisher, writer.topic, most_refused)
         self._writer = writer
         self._splitter = DocumentSplitter(limit)
         self._report_data: dict[int, ReportData] = {}  # by token, of records that are not settled
 
-    def feed(self, part: bytes | None) -> None:
-        """Process a part of the body, or None at its end; RestError if the rest cannot be parsed."""
+    def feed(self, part: bytes | None) -> Iterator[None]:
+        """See `Upload`."""
         splitter = self._splitter
         if part is None:
             splitter.finish()
             return
-        self.take(map(self._record, splitter.feed(part)))
+        documents = splitter.feed(part)
+        for start in range(0, len(documents), RUN):
+            self.take(map(self._record, documents[start : start + RUN]))
+            yield
         if splitter.fault is not None:
-            raise splitter.fault
+            raise error_of(splitter.fault)
 
-    def _record(self, document: bytes) -> Record | RestError:
+    def _record(self, document: bytes) -> Record | ErrorBody:
         try:
             record, self._report_data[self.taken] = self._writer.record(decode_produced(document))
         except RestError as error:
-            return RestError(error.status, error_message(error))
+            return ErrorBody(error.status, error_message(error))
         return record
 
     def stored(self, tokens: Sequence[int], partition: int, offsets: Sequence[int]) -> list[bytes]:
@@ -155,9 +159,9 @@ class ConfluentV3(OperationSet):
     async def produce(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:
         """`POST /v3/clusters/{cluster_id}/topics/{topicname}/records`."""
         writer = await self._writer(call, cluster, topic)
-        limit = self._config.max_line_bytes
+        limit, most_refused = self._config.max_line_bytes, self._config.max_upload_errors
         return await self._uploads.run(
-            call, topic, lambda: RecordStream(self._publisher, writer, limit), PLAIN_JSON_TYPE
+            call, topic, lambda: RecordStream(self._publisher, writer, limit, most_refused), PLAIN_JSON_TYPE
         )
 
     async def produce_batch(self, call: Call, cluster: str, topic: str) -> web.StreamResponse:

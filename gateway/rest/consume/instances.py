@@ -40,7 +40,7 @@ from gateway.rest.services import RestServices
 from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
 from gateway.statistics import counter, gauge
-from mapping.rest.outgoing import UndecodableError, from_record
+from mapping.rest.outgoing import from_record
 from protocols.rest.consuming import (
     CreateConsumer,
     PartitionOffset,
@@ -373,7 +373,7 @@ class Consumers(OperationSet):
         member.progress.confirm()
         self._commit_when_due(instance)
         names = call.grant.names
-        stuck: dict[TopicPartition, UndecodableError] = {}
+        stuck: dict[TopicPartition, str] = {}
         self._check_open(instance)
         await member.wait(max(0.0, deadline - self.clock()))
         size, most = page_size(self._outgoing, max_bytes), sys.maxsize
@@ -387,7 +387,7 @@ class Consumers(OperationSet):
         _check_rights(instance, chunks)
         if not chunks and stuck:
             # The position stays before the record: the client must read it in another format, or seek past it.
-            raise RestError(406, str(next(iter(stuck.values()))), fault=Fault.FORMAT)
+            raise RestError(406, next(iter(stuck.values())), fault=Fault.FORMAT)
         content = page.finish()
         if pace is not None:
             pace.spend(page.count, len(content))

@@ -54,7 +54,7 @@ def fill_page(  # noqa: PLR0917 - the records, and how they are shown
     member: PolledMember,
     embedded: Format,
     max_bytes: int,
-    stuck: dict[TopicPartition, UndecodableError],
+    stuck: dict[TopicPartition, str],
     shown: Shown,
     names: Names,
     *,
@@ -62,7 +62,7 @@ def fill_page(  # noqa: PLR0917 - the records, and how they are shown
 ) -> tuple[Page, list[Chunk]]:
     """Return a page of at most `most` of the member's fetched records, and the chunks they are from.
 
-    A record that cannot be shown ends its partition's part. If it is the partition's first, it is added to `stuck`.
+    A record that cannot be shown ends its partition's part. If it is the partition's first, `stuck` gets the reason.
     """
     page = Page(max_bytes)
     chunks: list[Chunk] = []
@@ -78,7 +78,7 @@ def fill_page(  # noqa: PLR0917 - the records, and how they are shown
                     break  # no more fits on the page
         except UndecodableError as error:
             if not items:
-                stuck[partition] = error
+                stuck[partition] = str(error)
         count = page.extend(items)
         if count:
             chunks.append(Chunk(partition, records[0], count))

@@ -24,7 +24,7 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.log_scan import scan_log
 from gateway.kafka.state import PendingWrite, StateTopics
 from gateway.rest.produce.idempotency_table import REQUESTS, KeptRequest, RequestTable
-from gateway.rest.produce.tickets import Ticket, common_failure, submit_allowed
+from gateway.rest.produce.tickets import Ticket, common_failure, error_of, submit_allowed
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.call import Call
 from gateway.security.authorization import Grant
@@ -33,7 +33,7 @@ from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
 from mapping.record import GW_REQUEST, Received, Record
 from protocols.rest.errors import INTERNAL_ERROR, RestError, busy, unprocessable
-from protocols.rest.responses import ErrorBody, Stored, encode_error, encode_results
+from protocols.rest.responses import ErrorBody, Stored, encode, encode_results
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,10 @@ class KeyedRequests:
         outcome: web.Response | RestError | Refused
         outcome = await asyncio.shield(self._spawn(self._run(name, digest, call.grant, records)))
         if isinstance(outcome, Exception):
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome  # its traceback refers to this frame: avoids a reference cycle
         return outcome
 
     async def _run(
@@ -121,7 +124,7 @@ class KeyedRequests:
         try:
             return await self._once(name, digest, grant, records)
         except (RestError, Refused) as error:
-            return error
+            return error.with_traceback(None)
         except Exception as error:  # contained, so that the client gets an answer
             failures.report("request", error, "with a key")
             return RestError(500, INTERNAL_ERROR, close=True)
@@ -219,13 +222,13 @@ class KeyedRequests:
         if again:
             self._release(name, attempt)
         if failure is not None:
-            status, body = failure.status, encode_error(failure)
+            status, body = failure.error_code, encode(failure)
         else:
             status, body = 200, encode_results(ticket.results)
         if not again:
             await self._write(name, msgspec.structs.replace(attempt, status=status, body=body.decode()))
         if failure is not None:
-            raise failure
+            raise error_of(failure)
         return control_answer(body, status)
 
     def _release(self, name: str, attempt: KeptRequest) -> None:

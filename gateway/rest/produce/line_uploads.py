@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -19,9 +19,11 @@ from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.security.authorization import Grant
 from gateway.statistics import counter, gauge
+from gateway.turns import Slices
 from mapping.record import Headers, Record
 from mapping.rest.incoming import from_lines
 from protocols.rest.errors import SHUTTING_DOWN, RestError, busy
+from protocols.rest.responses import ErrorBody, error_body
 from protocols.rest.splitters import LineSplitter
 from protocols.rest.streaming import LINES_TYPE
 
@@ -38,28 +40,29 @@ class UploadsStatistics(msgspec.Struct):
 class LineUpload(Upload):
     """An upload of lines."""
 
-    def __init__(self, publisher: Publisher, topic: str, grant: Grant, trace: Headers, limit: int) -> None:
-        """Accept lines of up to `limit` bytes."""
-        super().__init__(publisher, topic)
+    def __init__(self, publisher: Publisher, topic: str, grant: Grant, trace: Headers, config: HttpConfig) -> None:
+        super().__init__(publisher, topic, config.max_upload_errors)
         self._grant = grant
         self._trace = trace
-        self._limit = limit
-        self._splitter = LineSplitter(limit)
+        self._limit = config.max_line_bytes
+        self._splitter = LineSplitter(self._limit)
 
-    def feed(self, part: bytes | None) -> None:
+    def feed(self, part: bytes | None) -> Iterator[None]:
         """See `Upload`."""
         for block in self._splitter.finish() if part is None else self._splitter.feed(part):
             if block is None:
-                self.take([RestError(413, f"The line is longer than {self._limit} bytes")])
-            else:
-                self.take(self._allowed(from_lines(block, self.topic, self._grant.identity.name, self._trace)))
+                self.take([ErrorBody(413, f"The line is longer than {self._limit} bytes")])
+                continue
+            for found in from_lines(block, self.topic, self._grant.identity.name, self._trace):
+                self.take(self._allowed(found))
+                yield
 
-    def _allowed(self, found: Sequence[Record | RestError]) -> Sequence[Record | RestError]:
+    def _allowed(self, found: Sequence[Record | ErrorBody]) -> Sequence[Record | ErrorBody]:
         grant, topic = self._grant, self.topic
         if grant.publish.uniform(topic):  # checked again: rights may change during a long upload
             return found
         return [
-            one if isinstance(one, RestError) or grant.publish(topic, one.key) else denied_key(grant, topic)
+            one if isinstance(one, ErrorBody) or grant.publish(topic, one.key) else error_body(denied_key(grant, topic))
             for one in found
         ]
 
@@ -88,7 +91,7 @@ class Uploads(OperationSet):
         trace = call.begin_publish(topic)
 
         def make() -> LineUpload:
-            return LineUpload(self._publisher, topic, call.grant, trace, self._config.max_line_bytes)
+            return LineUpload(self._publisher, topic, call.grant, trace, self._config)
 
         return await self.run(call, topic, make, LINES_TYPE)
 
@@ -116,22 +119,26 @@ class Uploads(OperationSet):
                 await answer.write(b"")  # send the head now: some clients wait for it before they send more
                 async with asyncio.TaskGroup() as tasks:
                     writing = tasks.create_task(upload.write(answer, self._idle_s))
+                    ended = None
                     try:
+                        slices = Slices()
                         async for part in call.pieces(self._idle_s):
                             before = upload.taken
-                            upload.feed(part)
+                            for _ in upload.feed(part):
+                                await upload.wait_for_capacity()
+                                await slices.rest()
                             slot.count_records(upload.taken - before, len(part))
                             await upload.wait_for_capacity()
                             await slot.wait_for_rate()
-                        upload.feed(None)
-                        ended = None
+                        for _ in upload.feed(None):
+                            await slices.rest()
                     except RestError as error:
-                        ended = error
+                        ended = error_body(error)
                     upload.finish()
                     await writing
                 if ended is not None:
                     answer.force_close()
-                    await answer.write(upload.ended(ended.status, ended.message))
+                    await answer.write(upload.ended(ended.error_code, ended.message))
                 return answer
             except* ConnectionError as group:
                 raise ConnectionError("the client has disconnected") from group

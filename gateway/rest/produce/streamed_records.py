@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -38,17 +38,22 @@ class Upload(abc.ABC):
     A subclass splits the body. It also makes the reports of another dialect: `stored`, `failed` and `ended`.
     """
 
-    def __init__(self, publisher: Publisher, topic: str) -> None:
-        """Publish to `topic`; the caller must call `close` at the end."""
+    def __init__(self, publisher: Publisher, topic: str, most_refused: int) -> None:
+        """Publish to `topic`; the caller must call `close` at the end. Break off at `most_refused` bad records, if any.
+
+        With 0 there is no limit.
+        """
         # bytes and records in flight of this upload; see `Publisher.submit`
         self.budget = publisher.budgets.connection()
         self.taken = 0  # records so far, including refused ones
         self.failures = 0  # records that were not stored
+        self._most_refused = most_refused
+        self._refused = 0  # records that were not even sent to Kafka
         self._publisher = publisher
         self.topic = topic
         self._sender = Sender(lasting=True)
         self._first = 0  # the record that the next report is for
-        self._written = 0  # reports that were written to the client's socket
+        self.reported = 0  # reports that were written to the client's socket
         self._reports: list[bytes | None] = []  # from `_first` on; None: not settled yet
         self._ready: list[bytes] = []  # reports that may be written
         self._capacity_changed = asyncio.Event()  # wakes `wait_for_capacity` to check again
@@ -59,8 +64,12 @@ class Upload(abc.ABC):
             gate.subscribe(self._gate_changed)
 
     @abc.abstractmethod
-    def feed(self, part: bytes | None) -> None:
-        """`take` the records in the next part of the body, or at its end (None); RestError if the rest is lost."""
+    def feed(self, part: bytes | None) -> Iterator[None]:
+        """`take` the records in the next part of the body, or at its end (None), in short steps.
+
+        Raises:
+            RestError: The rest of the body cannot be used.
+        """
 
     # Reports; a dialect overrides these methods
 
@@ -78,8 +87,12 @@ class Upload(abc.ABC):
 
     # Records in
 
-    def take(self, found: Iterable[Record | RestError]) -> None:
-        """Publish the next records and report their outcomes; an error is the report of one that is refused."""
+    def take(self, found: Iterable[Record | ErrorBody]) -> None:
+        """Publish the next records and report their outcomes; an error is the report of one that is refused.
+
+        Raises:
+            RestError: Too many were refused. Those after the last of these are not published.
+        """
         records: list[Record] = []
         tokens: list[int] = []
         for one in found:
@@ -88,11 +101,16 @@ class Upload(abc.ABC):
                 tokens.append(self.taken)
                 self._reports.append(None)
             else:
-                self._reports.append(self.failed(self.taken, one.status, one.message, one.validation_errors))
+                self._reports.append(self.failed(self.taken, one.error_code, one.message, one.validation_errors))
                 self.failures += 1
+                self._refused += 1
             self.taken += 1
+            if self._refused == self._most_refused > 0:
+                break
         self._publisher.submit_run(records, self, tokens, self._sender)
         self._advance()
+        if self._refused == self._most_refused > 0:
+            raise RestError(400, f"{self._refused} records were refused: the rest of the upload is not read")
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Report an outcome that is the same for several records (`contracts.Owner`)."""
@@ -123,7 +141,7 @@ class Upload(abc.ABC):
     def _has_capacity(self) -> bool:
         publisher = self._publisher
         return (
-            self.taken - self._written < WINDOW
+            self.taken - self.reported < WINDOW
             and self.budget.gate.is_open
             and publisher.gate.is_open
             and publisher.budgets.topic(self.topic).gate.is_open
@@ -152,7 +170,7 @@ class Upload(abc.ABC):
                         await answer.write(b"".join(reports))
                 except TimeoutError as error:
                     raise ConnectionError("the client does not read its reports") from error
-                self._written += len(reports)
+                self.reported += len(reports)
                 self._capacity_changed.set()
             if self._finished and not self._ready and self._first == self.taken:
                 return

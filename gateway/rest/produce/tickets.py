@@ -102,22 +102,22 @@ def error_of(failure: ErrorBody) -> RestError:
     return RestError(failure.error_code, failure.message, headers=retry_after(failure.error_code))
 
 
-def common_failure(ticket: Results) -> RestError | None:
-    """Return the request's error if all records failed with the same status, else None."""
+def common_failure(ticket: Results) -> ErrorBody | None:
+    """Return what `error_of` needs for the request's error if all records failed with the same status, else None."""
     first = ticket.results[0]
     if ticket.failed < len(ticket.results) or not isinstance(first, ErrorBody):
         return None
     status = first.error_code
     if any(isinstance(result, ErrorBody) and result.error_code != status for result in ticket.results):
         return None
-    return error_of(first)
+    return first
 
 
 def raise_common_failure(ticket: Results) -> None:
     """Raise `common_failure` if there is one."""
     failure = common_failure(ticket)
     if failure is not None:
-        raise failure
+        raise error_of(failure)
 
 
 def submit_allowed(

@@ -59,8 +59,12 @@ class RequestLimits:
         limits = connection.limits
         pace = None if limits is None else limits.incoming
         if pace is not None:
-            self._check(pace, label, "published")
+            self.check_published(pace, label)
         return pace
+
+    def check_published(self, pace: Pace, label: str) -> None:
+        """Raise RestError 429 if the client is over its rate for publishing."""
+        self._check(pace, label, "published")
 
     def check_reading(self, connection: HttpConnection) -> Pace | None:
         """Return the limits for reading, None if there are none; RestError 429 if the client is over its rate."""

@@ -49,7 +49,7 @@ class OverloadGuard:
         Raises:
             RestError: 429 or 503 with Retry-After.
         """
-        slot = ProduceSlot(self._slots, topic, connection, size, identity.name)
+        slot = ProduceSlot(self._slots, topic, connection, size, identity.name, self._limits)
         if connection.limits is not None:
             slot.pace = self._limits.check_publishing(connection, slot.subject)
         publisher = self._publisher
@@ -92,11 +92,18 @@ class OverloadGuard:
 class ProduceSlot:
     """One produce request in progress, until the end of its `with` block or `leave`; a `gateway.flow.Flowing`."""
 
-    __slots__ = ("_connection", "_principal", "_size", "_slots", "_topic", "budget", "pace", "records")
+    __slots__ = ("_connection", "_limits", "_principal", "_size", "_slots", "_topic", "budget", "pace", "records")
 
-    def __init__(
-        self, slots: dict[ProduceSlot, None], topic: str, connection: HttpConnection, size: int, principal: str
+    def __init__(  # noqa: PLR0917 - the parts of a request
+        self,
+        slots: dict[ProduceSlot, None],
+        topic: str,
+        connection: HttpConnection,
+        size: int,
+        principal: str,
+        limits: RequestLimits,
     ) -> None:
+        self._limits = limits
         self._slots = slots
         self._topic = topic
         self._connection = connection
@@ -117,9 +124,15 @@ class ProduceSlot:
         del self._slots[self]
 
     def count_records(self, records: int, size: int) -> None:
-        """Count records that were read from the body, and their `size` in bytes."""
+        """Count records that were read from the body, and their `size` in bytes.
+
+        Raises:
+            RestError: 429 if another request of the client has used its rate up meanwhile; an upload waits instead.
+        """
         self.records = records
         if self.pace is not None:
+            if self.budget is None:
+                self._limits.check_published(self.pace, self.subject)
             self.pace.spend(records, size)
 
     async def wait_for_rate(self) -> None:

@@ -88,7 +88,7 @@ class RequestLogin:
             if scheme == "basic" and (named := name_and_password(credentials)) is not None:
                 identity = entrance.cached_password(*named)
             elif scheme == "bearer":
-                shown = entrance.cached_token(credentials.strip(), peer=connection.peer)
+                shown = entrance.cached_token(credentials.strip())
                 if shown is not None:
                     identity, expires_ms = shown.identity, shown.expires_ms
         return None if identity is None else self._admitted(connection, identity, expires_ms)

@@ -8,6 +8,7 @@ read.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -99,9 +100,12 @@ class LiveSession(StreamSession):
         if not gate.is_open:
             self._pause(PROCESS_BUDGET)
 
-    def handle(self, events: list[Any]) -> None:
-        """Act on the messages that were read."""
-        for event in events:
+    def handle(self, events: list[Any]) -> Awaitable[None] | None:
+        """Act on the messages that were read, until one must wait for the client's rate."""
+        reading = self._reading
+        for position, event in enumerate(events):
+            if type(event) is Produce and reading is not None and reading.must_wait():
+                return self._handle_late(reading, events[position:])
             if isinstance(event, ConnectionClosed | ConnectionFailed):
                 self._leave_all()
                 continue
@@ -110,6 +114,13 @@ class LiveSession(StreamSession):
                 self._act(event)
             except RestError as error:
                 self.refuse(event.id, error)
+        return None
+
+    async def _handle_late(self, reading: ReadingPause, events: list[Any]) -> None:
+        await reading.over()
+        waiting = None if self.pump.closed else self.handle(events)
+        if waiting is not None:
+            await waiting
 
     def _act(self, message: Any) -> None:
         match message:

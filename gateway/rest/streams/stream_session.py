@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
@@ -64,7 +64,7 @@ class StreamSession(abc.ABC):
             self._sending = SendingPause(self._limits.outgoing, self.subject, self.writable)
 
     @abc.abstractmethod
-    def handle(self, events: list[Any]) -> None:
+    def handle(self, events: list[Any]) -> Awaitable[None] | None:
         """Act on the connection's events."""
 
     @abc.abstractmethod

@@ -370,6 +370,21 @@ async def test_who_leaves_before_the_refusal_waits_like_the_others(monkeypatch: 
     await authenticator.stop()
 
 
+async def test_who_was_right_before_is_checked_again_beside_those_who_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throttle, "REFUSALS_PER_ADDRESS", 3)
+    clock = Clock()
+    authenticator = Authenticator(with_plugin(), clock=clock, sleep=clock.sleep)
+    await authenticator.start()
+    assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
+    clock.now += authentication.CACHE_S
+    for number in range(3):
+        assert await authenticator.authenticate_password("ann", f"{number}", peer=PEER) is None
+    with pytest.raises(Busy):
+        await authenticator.authenticate_password("bob", SECRET, peer=PEER)
+    assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
+    await authenticator.stop()
+
+
 async def test_the_table_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throttle, "ADDRESSES", 10)
     monkeypatch.setattr(authentication, "CACHE_ENTRIES", 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from typing import Any
 
@@ -12,8 +13,7 @@ from hypothesis import strategies as st
 
 from loadtest.bench.http_mutated import agrees, compare
 from mapping.record import Record
-from mapping.rest.incoming import Target, from_lines
-from protocols.rest.errors import RestError
+from mapping.rest.incoming import RUN, Target, from_lines
 from protocols.rest.media import Format
 
 HEADERS = (("content-type", b"application/json"), ("gw.client", b"me"))
@@ -92,13 +92,21 @@ def test_usual_bodies_are_plain(separators: tuple[str, str]) -> None:
     assert target.plain_records(json.dumps({"records": entries}, separators=separators).encode(), 9) is None
 
 
+GOOD = b'{"value":1}'
+
+
 @given(entries_of(VALUE, FORMATS), SPACES.map(lambda text: text.replace("\n", "")))
 def test_lines_have_the_same_fate_together_and_alone(entries: list[Any], space: str) -> None:
     lines = [json.dumps(entry, separators=(f"{space},", f":{space}")).encode() + b"\n" for entry in entries]
-    together = from_lines(b"".join(lines), "topic", "me")
-    alone = [record for line in lines for record in from_lines(line + b"\n", "topic", "me")]  # a blank line: not plain
-    assert list(map(fate, together)) == list(map(fate, alone))
+    runs = list(from_lines(b"".join(lines), "topic", "me"))
+    alone = [run for line in lines for run in from_lines(line + b"\n", "topic", "me")]  # a blank line: not plain
+    assert list(itertools.chain(*runs)) == list(itertools.chain(*alone))
 
 
-def fate(record: Record | RestError) -> Record | tuple[int, str]:
-    return record if isinstance(record, Record) else (record.status, str(record))
+@given(st.lists(st.sampled_from([b"1", b"{", b"", GOOD, b'{"value":1,"timestamp":-1}', b"\xff"]), max_size=300))
+def test_a_bad_line_is_reported_in_its_place(lines: list[bytes]) -> None:
+    """Also those beside others of a large block, which come in short runs."""
+    runs = list(from_lines(b"\n".join(lines), "topic", "me"))
+    found = list(itertools.chain(*runs))
+    assert [isinstance(one, Record) for one in found] == [line == GOOD for line in lines if line]
+    assert all(len(run) <= RUN or all(isinstance(one, Record) for one in run) for run in runs)

@@ -57,7 +57,7 @@ def test_a_value_that_is_not_an_object_ends_the_body(body: bytes, single: bool) 
     parts = [whole[place : place + 1] for place in range(len(whole))] if single else [whole]
     assert [document for part in parts for document in splitter.feed(part)] == [b'{"a":1}']
     assert splitter.fault is not None
-    assert splitter.fault.status == 400
+    assert splitter.fault.error_code == 400
     assert splitter.feed(b"{}") == []
     splitter.finish()
 
@@ -82,7 +82,7 @@ def test_a_document_that_is_too_large_ends_the_body(end: bytes, size: int) -> No
     assert found == [fits]
     if end or len(body) - len(fits) > 100:
         assert splitter.fault is not None
-        assert splitter.fault.status == 413
+        assert splitter.fault.error_code == 413
 
 
 def test_a_long_string_is_scanned_once() -> None:

@@ -1,13 +1,18 @@
 """Uploads of lines over real sockets into a real broker: reports come while the request is still being sent."""
 
 import asyncio
+import gzip
 import json
+from collections.abc import Iterator
 from typing import Any, Self
 
 import aiohttp
 import pytest
 
 from gateway.config import BudgetConfig
+from gateway.rest.produce.line_uploads import LineUpload
+from gateway.rest.produce.streamed_records import WINDOW
+from mapping.rest.incoming import RUN
 from tests.gateway.rest.conftest import Gateway, ask, raw_exchange, read_topic, running_gateway
 from tests.support.waiting import wait_until
 
@@ -218,3 +223,48 @@ async def test_the_client_gets_100_continue_before_it_sends(gateway: Gateway, ne
     )
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
     assert answer.count(b'"offset":0') == 1
+
+
+async def test_an_upload_of_bad_lines_ends_and_earlier_lines_stay(bootstrap: str, new_topic: Any) -> None:
+    """Two kilobytes of gzip that are a million bad lines cost a thousand errors (`http.max_upload_errors`)."""
+    topic = await new_topic(partitions=1)
+    body = gzip.compress(b'{"value":1}\n' + b"1\n" * 500_000 + b'{"value":2}\n' + b"1\n" * 500_000)
+    async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        headers = {**LINES, "Content-Encoding": "gzip", "Connection": "close"}
+        async with http.post(f"/topics/{topic}/records", data=body, headers=headers) as answer:
+            lines = [json.loads(line) for line in (await answer.text()).splitlines()]
+        assert lines[0] == {"partition": 0, "offset": 0}
+        assert [line["error_code"] for line in lines[1:-1]] == [400] * 1000
+        assert lines[-1]["ended"] is True
+        assert "1000 records were refused" in lines[-1]["message"]
+        assert (await ask(http, "POST", f"/topics/{topic}/records", b'{"value":3}', headers=LINES))[0] == 200
+    assert [record.value for record in await read_topic(bootstrap, topic, 2)] == [b"1", b"3"]
+
+
+async def test_without_a_limit_bad_lines_let_others_work(
+    bootstrap: str, new_topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bad lines are reported in slices of the loop, and the client's pace bounds the reports that wait."""
+    topic = await new_topic(partitions=1)
+    async with (
+        running_gateway(bootstrap, http={"max_upload_errors": 0}) as gateway,
+        aiohttp.ClientSession(gateway.url) as http,
+    ):
+        longest = most = 0
+        steps = LineUpload.feed
+
+        def feed(upload: LineUpload, part: bytes | None) -> Iterator[None]:
+            nonlocal longest, most
+            before = upload.taken
+            for _ in steps(upload, part):
+                longest, before = max(longest, upload.taken - before), upload.taken
+                most = max(most, upload.taken - upload.reported)
+                yield
+
+        monkeypatch.setattr(LineUpload, "feed", feed)
+        body = gzip.compress(b"1\n" * 100_000)
+        headers = {**LINES, "Content-Encoding": "gzip"}
+        async with http.post(f"/topics/{topic}/records", data=body, headers=headers) as answer:
+            assert (await answer.text()).count("\n") == 100_000
+        assert longest == RUN
+        assert most <= WINDOW + RUN
