@@ -27,6 +27,7 @@ from gateway.kafka.cluster.topic_creation import PartitionCapacity, any_capacity
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.driver.client_settings import client_settings, consumer_settings
 from gateway.kafka.groups.membership import Groups
+from gateway.kafka.groups.times import GroupTimes
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
@@ -268,6 +269,7 @@ async def open_log(
         lookup,
         catch_up_reader,
         random=process.rng.random,
+        times=GroupTimes(kept_ms=days * 86_400_000 if (days := process.config.kafka.group_retention_days) else -1),
         patience=topics.queries.silence_limit.bound,
     )
     stack.push_async_callback(groups.stop)

@@ -74,6 +74,10 @@ class KafkaConfig(Section):
     """time-out of a single request to a broker"""
     metadata_max_age_s: Annotated[float, Field(gt=0)] = 30.0
     """maximum age of metadata about topics and partition leaders"""
+    group_retention_days: Annotated[int, Field(ge=0, le=36_500)] = 365
+    """how long Kafka keeps the position of a group without members (a queue, a subscription or a share name whose
+    clients are away), counted from its last commit. 0: as long as the brokers' `offsets.retention.minutes`, usually 7
+    days. Afterwards a queue begins anew, and a subscription where it was made. HTTP consumers have the brokers' time"""
     rack: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     """the gateway's rack, as in the brokers' `broker.rack`, for example an availability zone. Records are fetched from
     the nearest replica if the brokers have a suitable `replica.selector.class`"""

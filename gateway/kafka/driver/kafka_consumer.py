@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
+from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaError
+from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
@@ -112,6 +114,27 @@ def group_consumer(kafka: ConsumerOptions, group: str, *, session_timeout_ms: in
         rebalance_timeout_ms=max(30_000, session_timeout_ms),
         max_poll_interval_ms=NO_POLL_LIMIT_MS,
     )
+
+
+class KeptCoordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
+    """A group's coordinator whose commits have a retention time of their own (OffsetCommit, versions 2 to 4).
+
+    Without one, Kafka forgets the offsets of a group that has no members after `offsets.retention.minutes`, a week.
+    """
+
+    kept_ms = OffsetCommitRequest.DEFAULT_RETENTION_TIME
+
+    async def _send_req(self, request: Any) -> Any:
+        if isinstance(request, OffsetCommitRequest):
+            request._retention_time = self.kept_ms
+        return await super()._send_req(request)
+
+
+def keep_commits(consumer: AIOKafkaConsumer, kept_ms: int) -> None:
+    """Have Kafka keep what a started member commits for this many milliseconds after the commit."""
+    coordinator = consumer._coordinator
+    coordinator.__class__ = KeptCoordinator
+    coordinator.kept_ms = kept_ms
 
 
 async def poll(consumer: AIOKafkaConsumer, *, wait_ms: int, most: int = CHUNK) -> dict[TopicPartition, list[Received]]:

@@ -87,8 +87,11 @@ class Commits(msgspec.Struct, eq=False):
             await asyncio.sleep(COMMIT_INTERVAL_S)
             self._dispatch.progress.set()
 
-    async def commit(self) -> bool:
-        """Commit the settled prefixes that grew. After a failure (False) it is tried again, or records come again."""
+    async def commit(self, *, again: bool = False) -> bool:
+        """Commit the settled prefixes that grew, or all of them `again`.
+
+        After a failure (False) it is tried again, or records come again.
+        """
         async with self.lock:
             dispatch = self._dispatch
             dispatch.progress.clear()
@@ -96,7 +99,7 @@ class Commits(msgspec.Struct, eq=False):
             if consumer is None:
                 return False
             began = time.monotonic()
-            offsets = self._grown(dict.fromkeys(dispatch.assignment.values(), ()))
+            offsets = self._grown(dict.fromkeys(dispatch.assignment.values(), ()), again=again)
             self._build_s = time.monotonic() - began
             self._passed = sum(
                 offset.offset - assigned.committed.offset for assigned, offset in offsets.items() if assigned.committed
@@ -123,9 +126,9 @@ class Commits(msgspec.Struct, eq=False):
             return True
 
     def _grown(
-        self, partitions: Mapping[AssignedPartition, Collection[int]]
+        self, partitions: Mapping[AssignedPartition, Collection[int]], *, again: bool = False
     ) -> dict[AssignedPartition, OffsetAndMetadata]:
-        """Return the offsets that differ from what is committed, as if these records were settled too."""
+        """Return the offsets that differ from what is committed, or all `again`, as if these records were settled."""
         offsets = {}
         handed_out = _ends_handed_out(self._dispatch)
         for assigned, settled in partitions.items():
@@ -133,7 +136,7 @@ class Commits(msgspec.Struct, eq=False):
             found = assigned.committable(last, handed_out.get(assigned, 0))
             if found is not None and not self._ledgers:
                 found = OffsetAndMetadata(found.offset, "")
-            if found is not None and found != assigned.committed:
+            if found is not None and (again or found != assigned.committed):
                 offsets[assigned] = found
         return offsets
 

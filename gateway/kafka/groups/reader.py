@@ -33,6 +33,7 @@ from gateway.kafka.driver.kafka_consumer import (
     follow_missing,
     group_consumer,
     is_broken,
+    keep_commits,
     poll,
     rejoin,
     stop_waiting,
@@ -130,7 +131,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def _disconnect(self) -> None:
         consumer = self._consumer
         if consumer is not None:
-            answered = await self.commits.commit()
+            answered = await self.commits.commit(again=True)  # the time for which Kafka keeps the position begins now
             self._let_go(consumer)
             await close_consumer(consumer, 2.0 if answered else 0.2)
         self.dispatch.close()
@@ -236,6 +237,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
     async def _connect(self) -> AIOKafkaConsumer:
         consumer = self._new_consumer()
         await start_consumer(consumer, self._spawn)
+        keep_commits(consumer, self._times.kept_ms)
         if self._closed:
             await close_consumer(consumer)
             raise KafkaError(LEFT_GROUP)

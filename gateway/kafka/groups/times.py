@@ -1,4 +1,4 @@
-"""How long the reader of a group waits for others."""
+"""How long the reader of a group waits for others, and Kafka keeps its position."""
 
 from __future__ import annotations
 
@@ -15,3 +15,4 @@ class GroupTimes(msgspec.Struct, frozen=True):
     session_timeout_ms: int = 10_000
     # the longest a join may take, though Kafka answers, before Refused BUSY: other members take part in it
     join_timeout_s: float = 30.0
+    kept_ms: int = -1  # how long Kafka keeps a commit when the group has no members; -1: as it is configured

@@ -60,6 +60,10 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_commit_refresh_task": "cancelled when a consumer is closed while Kafka does not answer",
         "_coordination_task": "cancelled too; and a member whose task has ended is in no group any more",
         "_heartbeat_task": "cancelled too",
+        "_send_req": "a commit gets its retention time when it is sent",
+    },
+    "aiokafka.protocol.commit.OffsetCommitRequest": {
+        "_retention_time": "a commit is kept longer than the brokers' default",
     },
     "aiokafka.consumer.group_coordinator.NoGroupCoordinator": {
         "_reset_committed_task": "cancelled when a consumer without a group is closed while Kafka does not answer",
