@@ -33,7 +33,13 @@ from aiokafka.structs import OffsetAndMetadata
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.fetching import fetch, position, without_leader
-from gateway.kafka.driver.kafka_consumer import ASSIGNORS, close_consumer, committed_positions, follow_missing
+from gateway.kafka.driver.kafka_consumer import (
+    ASSIGNORS,
+    close_consumer,
+    committed_positions,
+    follow_missing,
+    next_offset,
+)
 from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.groups.progress import Progress
 from gateway.kafka.groups.recreated_topics import RecreatedTopics
@@ -353,11 +359,14 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
             self._pause_timer = asyncio.get_running_loop().call_later(QUIET_S, self._pause)
 
     async def _fetch(self, partitions: Sequence[TopicPartition], timeout_s: float) -> None:
+        before = {partition: next_offset(self._consumer, partition) for partition in partitions}
         try:
             fetched = await fetch(self._consumer, partitions, timeout_s=timeout_s, most=CHUNK)
         except KafkaError as error:
             raise not_read(error) from error
         self.progress.hold(fetched)
+        for partition, offset in before.items():
+            self.progress.pass_markers(partition, offset, next_offset(self._consumer, partition))
         self._restart_recreated()
 
     def _restart_recreated(self) -> None:
