@@ -56,7 +56,6 @@ RECHECK_S: Final = 30.0
 """A sleeping poll checks for records after this time, or up to twice as long: records of open transactions do not wake
 it. It asks Kafka only where the live reader cannot say that there is nothing."""
 FETCHER_PAUSE_S: Final = 60.0  # how often aiokafka's fetcher checks for work that no call, such as `fetch`, signals
-SESSION_TIMEOUT_MS: Final = 45_000  # Kafka's own default since 3.0
 LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one expires on a busy machine without need
 START_S: Final = 8.0  # to connect: most clients wait ten seconds or more for an answer
 JOIN_S: Final = 5.0  # how long a subscription waits for its partitions; a broker holds new groups for 3 s
@@ -74,6 +73,7 @@ class MemberSettings(msgspec.Struct, frozen=True):
     fetch_min_bytes: int
     fetch_bytes: int  # prefetched from a broker in one request; bounds the broker's share of memory
     isolation_level: str  # `read_committed` or `read_uncommitted`
+    session_timeout_s: float  # how long Kafka keeps its partitions without a heartbeat
     heartbeat_s: float  # the longest time until a rebalance is noticed
     request_timeout_ms: int | None  # of single requests to Kafka; None: the gateway's own
     idle_s: float  # how long the client may stay silent before it is removed; Kafka must not remove it sooner
@@ -137,7 +137,7 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
             isolation_level=settings.isolation_level,
             partition_assignment_strategy=ASSIGNORS,
             heartbeat_interval_ms=round(settings.heartbeat_s * 1000),
-            session_timeout_ms=SESSION_TIMEOUT_MS,
+            session_timeout_ms=round(settings.session_timeout_s * 1000),
             consumer_timeout_ms=round(FETCHER_PAUSE_S * 1000),
             max_poll_interval_ms=round((settings.idle_s + POLL_INTERVAL_MARGIN_S) * 1000),
         )
