@@ -182,7 +182,7 @@ class AmqpConfig(Section):
 
 
 class ConsumerDefaults(Section):
-    """Defaults for HTTP consumers whose creation request does not set them; the same as in Kafka and Strimzi."""
+    """HTTP consumers: what their creation request does not set, with the defaults of Kafka and Strimzi."""
 
     auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
     """where a consumer without a committed offset starts, unless its creation request says otherwise: `earliest`,
@@ -193,6 +193,10 @@ class ConsumerDefaults(Section):
     """how many bytes Kafka collects before it answers a fetch"""
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
     """`read_committed`, or `read_uncommitted`, which includes records of open transactions"""
+    session_timeout_s: Annotated[float, Field(ge=1, le=1800)] = 10.0
+    """how long the partitions of a consumer wait for it when its gateway was killed, before others of its group get
+    them; the broker's `group.min.session.timeout.ms` and `group.max.session.timeout.ms` limit it. Not Kafka's 45 s, but
+    that of the gateway's other groups"""
 
 
 class HttpConfig(Section):

@@ -202,20 +202,20 @@ class AssignedPartition:
         """
         checkpoint, opened, end = self.checkpoint, None, 0
         first = self._base if checkpoint.committable is None else checkpoint.committable
-        skipped = first is not None and first < self._passed
         if (
             settled
             or self.unselected
             or self.ledger is not None
             or checkpoint.span > checkpoint.outstanding
-            or (skipped and checkpoint.span)  # records skipped as settled lie behind an open one
+            # records skipped as settled lie behind an open one
+            or (checkpoint.span and first is not None and first < self._passed)
         ):
             opened, end = self._open_offsets(settled)
             first = opened.first
             if first is None:
                 return OffsetAndMetadata(end, "")
-        elif skipped:
-            first = self._passed
+        elif first is not None and not checkpoint.span:  # all that was read is settled, transaction markers included
+            first = max(first, self._passed, self.position or 0)
         if first is None:
             return None
         marks = write_marks(first, self._marks(settled, handed_out))

@@ -22,7 +22,7 @@ from flowcontrol.bucket import Bucket
 from flowcontrol.offsets import LEDGER
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver.kafka_consumer import commit_offsets
+from gateway.kafka.driver.kafka_consumer import commit_offsets, next_offset
 from gateway.kafka.groups.assignment import AssignedPartition
 from gateway.kafka.groups.dispatch import Dispatch
 
@@ -99,6 +99,7 @@ class Commits(msgspec.Struct, eq=False):
             if consumer is None:
                 return False
             began = time.monotonic()
+            self.pass_markers()
             offsets = self._grown(dict.fromkeys(dispatch.assignment.values(), ()), again=again)
             self._build_s = time.monotonic() - began
             self._passed = sum(
@@ -124,6 +125,17 @@ class Commits(msgspec.Struct, eq=False):
             for assigned, committed in offsets.items():
                 assigned.committed = committed
             return True
+
+    def pass_markers(self) -> None:
+        """Follow the consumer past transaction markers and aborted records, or the group's lag would never be 0."""
+        dispatch, consumer = self._dispatch, self._consumer()
+        if consumer is None or dispatch.suspended:
+            return
+        for partition, assigned in dispatch.assignment.items():
+            position = next_offset(consumer, partition)
+            if position is not None and assigned.position is not None and position > assigned.position:
+                assigned.position = position
+                dispatch.progress.set()
 
     def _grown(
         self, partitions: Mapping[AssignedPartition, Collection[int]], *, again: bool = False

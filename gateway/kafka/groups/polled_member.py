@@ -38,6 +38,7 @@ from gateway.kafka.driver.kafka_consumer import (
     close_consumer,
     committed_positions,
     follow_missing,
+    next_offset,
     rejoin,
 )
 from gateway.kafka.driver.lifecycle import start_consumer
@@ -57,7 +58,6 @@ RECHECK_S: Final = 30.0
 """A sleeping poll checks for records after this time, or up to twice as long: records of open transactions do not wake
 it. It asks Kafka only where the live reader cannot say that there is nothing."""
 FETCHER_PAUSE_S: Final = 60.0  # how often aiokafka's fetcher checks for work that no call, such as `fetch`, signals
-SESSION_TIMEOUT_MS: Final = 45_000  # Kafka's own default since 3.0
 RETRY_S: Final = 0.5  # until positions are set again
 LEAST_REQUEST_TIMEOUT_MS: Final = 1000  # a shorter one expires on a busy machine without need
 START_S: Final = 8.0  # to connect: most clients wait ten seconds or more for an answer
@@ -75,6 +75,7 @@ class MemberSettings(msgspec.Struct, frozen=True):
     fetch_min_bytes: int
     fetch_bytes: int  # prefetched from a broker in one request; bounds the broker's share of memory
     isolation_level: str  # `read_committed` or `read_uncommitted`
+    session_timeout_s: float  # how long Kafka keeps its partitions without a heartbeat
     heartbeat_s: float  # the longest time until a rebalance is noticed
     request_timeout_ms: int | None  # of single requests to Kafka; None: the gateway's own
     idle_s: float  # how long the client may stay silent before it is removed; Kafka must not remove it sooner
@@ -123,7 +124,7 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
             isolation_level=settings.isolation_level,
             partition_assignment_strategy=ASSIGNORS,
             heartbeat_interval_ms=round(settings.heartbeat_s * 1000),
-            session_timeout_ms=SESSION_TIMEOUT_MS,
+            session_timeout_ms=round(settings.session_timeout_s * 1000),
             consumer_timeout_ms=round(FETCHER_PAUSE_S * 1000),
             max_poll_interval_ms=round((settings.idle_s + POLL_INTERVAL_MARGIN_S) * 1000),
         )
@@ -399,11 +400,14 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
             self._pause_timer = asyncio.get_running_loop().call_later(QUIET_S, self._pause)
 
     async def _fetch(self, partitions: Sequence[TopicPartition], timeout_s: float) -> None:
+        before = {partition: next_offset(self._consumer, partition) for partition in partitions}
         try:
             fetched = await fetch(self._consumer, partitions, timeout_s=timeout_s, most=CHUNK)
         except KafkaError as error:
             raise not_read(error) from error
         self.progress.hold(fetched)
+        for partition, offset in before.items():
+            self.progress.pass_markers(partition, offset, next_offset(self._consumer, partition))
         self._restart_recreated()
 
     def _restart_recreated(self) -> None:

@@ -62,6 +62,18 @@ class Progress:
         """What was delivered, and the starts of partitions of which nothing was."""
         return self.starts | self.delivered
 
+    def pass_markers(self, partition: TopicPartition, before: int | None, position: int | None) -> None:
+        """Note that a fetch has led the consumer's position from `before` past what clients do not get.
+
+        These are transaction markers and aborted records. Without this, the group's lag would never be 0.
+        """
+        if position is None or partition in self.held:
+            return
+        known = self.delivered.get(partition, before)
+        if known is not None and known < position:
+            self.delivered[partition] = position
+            self._note_position(partition, position)
+
     def confirm(self) -> None:
         """Note that the client polls again: everything delivered has arrived."""
         self.confirmed.update(self.delivered)

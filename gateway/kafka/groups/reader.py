@@ -53,8 +53,7 @@ from gateway.spawn import Spawn, keep_running
 log = logging.getLogger(__name__)
 
 STALL_S: Final = 0.5
-"""Partitions are paused after this time without demand. Shorter stalls keep the fetched records, because pausing
-discards them; either way at most one fetch per partition is held."""
+"""Partitions are paused after this time without demand, which discards what was fetched: at most one fetch of each."""
 
 FOLLOW_S: Final = 2.0
 """The least time between two changes of the subscription that no join waits for: each change rebalances the whole
@@ -336,6 +335,8 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         dispatch = self.dispatch
         if dispatch.suspended:
             return  # our position is unchanged, and is sought again if the partition stays here
+        if not batches:
+            self.commits.pass_markers()
         take, assignment = dispatch.take, dispatch.assignment
         for partition, records in batches.items():
             assigned = assignment.get(partition)

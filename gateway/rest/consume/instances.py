@@ -23,7 +23,7 @@ from aiokafka.structs import OffsetAndMetadata
 from gateway.clients import SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.member_starts import StartsOfGroups
-from gateway.kafka.groups.polled_member import SESSION_TIMEOUT_MS, MemberSettings, PolledMember
+from gateway.kafka.groups.polled_member import MemberSettings, PolledMember
 from gateway.kafka.groups.progress import Chunk
 from gateway.kafka.groups.refusals import NotAssignedError
 from gateway.kafka.read.arrivals import Arrivals
@@ -67,9 +67,8 @@ LAST_COMMIT_S: Final = 3.0  # for the commit before a consumer is closed; a dele
 STOP_S: Final = 5.0
 PREFETCH: Final = 512 * 1024 * 1024  # bytes prefetched by all consumers; a new one gets a share
 MOST_PREFETCH: Final = 8 * 1024 * 1024
-HEARTBEATS: Final = 20  # a second, of all consumers; a new one gets a share, within the next two limits
+HEARTBEATS: Final = 20  # a second, of all consumers; a new one gets a share
 SHORTEST_HEARTBEAT_S: Final = 3.0  # Kafka's default
-LONGEST_HEARTBEAT_S: Final = SESSION_TIMEOUT_MS / 3000  # a third of the session timeout: two may be lost
 LEAST_PREFETCH: Final = 1024 * 1024
 _PLAIN: Final = printable.replace("/", "").replace("%", "")  # letters of a group's name that an id need not escape
 REAP_FRACTION: Final = 10  # an abandoned consumer is kept at most a tenth longer than `consumer_idle_s`
@@ -248,7 +247,9 @@ class Consumers(OperationSet):
             fetch_min_bytes=default.fetch_min_bytes if create.fetch_min_bytes is None else create.fetch_min_bytes,
             fetch_bytes=max(LEAST_PREFETCH, min(MOST_PREFETCH, PREFETCH // count)),
             isolation_level=create.isolation_level or default.isolation_level,
-            heartbeat_s=max(SHORTEST_HEARTBEAT_S, min(LONGEST_HEARTBEAT_S, count / HEARTBEATS)),
+            session_timeout_s=default.session_timeout_s,
+            # at most a third of the session timeout: two may be lost
+            heartbeat_s=min(default.session_timeout_s / 3, max(SHORTEST_HEARTBEAT_S, count / HEARTBEATS)),
             request_timeout_ms=create.request_timeout_ms,
             idle_s=self._config.consumer_idle_s,
         )

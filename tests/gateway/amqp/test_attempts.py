@@ -15,7 +15,7 @@ from proton.utils import BlockingConnection
 
 from flowcontrol.marks import Marks, read_marks
 from gateway.amqp.listener import AmqpServer
-from tests.support.amqp import TIMEOUT, as_client, body_of
+from tests.support.amqp import TIMEOUT, as_client, body_of, data
 from tests.support.gateway import GatewayProcess
 from tests.support.topics import produce, read_all
 from tests.support.waiting import wait_until
@@ -137,17 +137,17 @@ async def test_what_is_settled_slowly_is_committed_at_once(
     listener: AmqpServer, bootstrap: str, new_topic: Any
 ) -> None:
     """A crash brings again what was not committed: with one commit a second this takes nine seconds."""
-    topic = await new_topic(partitions=1)
+    topic, other = await new_topic(partitions=1), await new_topic()
     await produce(bootstrap, topic, [b"%d" % number for number in range(10)])
     loop = asyncio.get_running_loop()
 
     def work(connection: BlockingConnection) -> float:
-        receiver = connection.create_receiver(f"queue://{topic}", credit=1)
-        receiver.receive(TIMEOUT)
+        receiver, sender = connection.create_receiver(f"queue://{topic}", credit=1), connection.create_sender(other)
         began = time.monotonic()
         for number in range(1, 10):
+            receiver.receive(TIMEOUT)
             receiver.accept()
-            receiver.receive(TIMEOUT)  # the client writes what it has accepted
+            sender.send(data(b"x"))  # and with it what the receiver has accepted, which proton has only queued
             asyncio.run_coroutine_threadsafe(until(number), loop).result(TIMEOUT)
         return time.monotonic() - began
 

@@ -91,7 +91,7 @@ async def ask_topics(bootstrap: str, spawn: Spawn) -> None:
 
 async def ask_member(bootstrap: str, spawn: Spawn) -> None:
     loop = asyncio.get_running_loop()
-    settings = MemberSettings("nobody", "m", "latest", 1, 1024, "read_committed", 3.0, None, 60.0)
+    settings = MemberSettings("nobody", "m", "latest", 1, 1024, "read_committed", 10.0, 3.0, None, 60.0)
     kafka = {"bootstrap_servers": bootstrap}
     lookup = Lookup(kafka, spawn=spawn)
     arrivals = Arrivals(LiveReader(kafka, spawn, lookup, CatchUpReader(kafka, spawn, lookup)), lookup)

@@ -14,6 +14,7 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 from gateway.config import AccessRule, SecurityConfig
 from tests.gateway.rest.conftest import CONTROL, Gateway, ask, running_gateway
 from tests.support.topics import produce
+from tests.support.waiting import wait_until
 
 BOB = {"Authorization": aiohttp.encode_basic_auth("bob", "other")}
 
@@ -181,3 +182,51 @@ async def test_kafka_is_away(bootstrap: str) -> None:
         for path in ("/groups", "/groups/g", "/groups/g/lag", "/admin/topics/t/configs"):
             async with http.get(path) as answer:
                 assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+
+
+async def end_with_markers(bootstrap: str, topic: str, aborted: int) -> None:
+    """Store three committed transactions of a record each, and then aborted ones."""
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"tx-{topic}") as producer:
+        for number in range(3 + aborted):
+            await producer.begin_transaction()
+            await producer.send_and_wait(topic, b"%d" % number, partition=0)
+            await (producer.commit_transaction() if number < 3 else producer.abort_transaction())
+
+
+@pytest.mark.parametrize("aborted", [0, 2])
+@pytest.mark.parametrize("way", ["consumer, commit", "consumer, delete", "event stream"])
+async def test_the_lag_is_0_when_all_is_read_though_the_log_ends_with_markers(
+    http: aiohttp.ClientSession, new_topic: Any, bootstrap: str, way: str, aborted: int
+) -> None:
+    topic = await new_topic(partitions=1)
+    await end_with_markers(bootstrap, topic, aborted)
+    group = f"marked-{topic}"
+
+    async def has_no_lag() -> bool:
+        status, lag = await ask(http, "GET", f"/groups/{group}/lag")
+        return status == 200 and lag["lag"] == 0 and lag["partitions"][0]["committed_offset"] == 6 + 2 * aborted
+
+    if way == "event stream":
+        async with http.get(f"/topics/{topic}/stream?from=beginning&group={group}") as answer:
+            assert answer.status == 200
+            seen = 0
+            while seen < 3:
+                seen += (await answer.content.readline()).startswith(b"data:")
+            await wait_until(has_no_lag)
+        return
+    settings = {"auto.offset.reset": "earliest", "enable.auto.commit": way == "consumer, delete", "format": "json"}
+    await ask(http, "POST", f"/consumers/{group}", {"name": "me", **settings}, headers=CONTROL)
+    me = f"/consumers/{group}/instances/me"
+    await ask(http, "POST", f"{me}/subscription", {"topics": [topic]}, headers=CONTROL)
+    values: list[int] = []
+    polls = 0
+    while len(values) < 3 or polls < 2:
+        accept = {"Accept": "application/vnd.kafka.json.v2+json"}
+        _, page = await ask(http, "GET", f"{me}/records?timeout=2000", headers=accept)
+        values += [record["value"] for record in page]
+        polls += len(values) == 3
+    assert values == [0, 1, 2]
+    if way == "consumer, commit":
+        assert (await ask(http, "POST", f"{me}/offsets"))[0] == 204
+    assert (await ask(http, "DELETE", me))[0] == 204
+    await wait_until(has_no_lag)
