@@ -299,6 +299,8 @@ class Attach:
             failing.callback(outgoing.leave)
             if source.exclusive and source.group is not None:
                 services.subscriptions.claim(source.group, outgoing.steal)
+            if source.subscription and not source.volatile and source.group is not None and durable is None:
+                await services.names.select(source.group, source.selection)
             await self._connect(outgoing, source)
             if peer.is_detached(link):
                 return

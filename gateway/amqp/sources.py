@@ -22,6 +22,7 @@ subscription have positions of their own, so a filter with another one is refuse
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -45,6 +46,7 @@ NEVER: Final = "never"
 NAME_END: Final = "|"  # ends the name of a shared subscription; the rest of the link name distinguishes its links
 GLOBAL_SUFFIX: Final = "|global"
 VOLATILE_SUFFIX: Final = ":volatile"
+SELECTION_DIGITS: Final = 16  # of the digest of what a subscription selects
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -63,6 +65,12 @@ class Source(msgspec.Struct, frozen=True):
     filters: tuple[Filter, ...] = ()  # the peer's filters that are applied
     key: bytes | None = None  # of a queue: only records with this key
     browses: str | None = None  # the queue whose unsettled records a browser is shown
+
+    @property
+    def selection(self) -> str:
+        """What a subscription selects: its topic and filters."""
+        filters = [(one.name, one.descriptor, one.value) for one in self.filters]
+        return hashlib.sha256(repr((self.topic, sorted(filters, key=repr))).encode()).hexdigest()[:SELECTION_DIGITS]
 
     @property
     def kept_for_others(self) -> Condition | None:

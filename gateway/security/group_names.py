@@ -51,6 +51,7 @@ class Owned(msgspec.Struct, frozen=True, omit_defaults=True):
     since_ms: int  # epoch milliseconds
     made: bool = False  # the group did not exist before, so the owner may delete it
     whole: bool = True  # whether the owner could subscribe to a topic of this name: only then its queue is the owner's
+    selection: str = ""  # what the durable subscription of this name selects, as its client has given it; "" unknown
 
 
 class GroupNamesStatistics(msgspec.Struct):
@@ -109,10 +110,13 @@ class GroupNames:
         except (ValueError, RecursionError):  # msgspec's errors, or text that is not UTF-8
             self._statistics.undecodable_total += 1  # not ours
             return
-        if self._find(group) is None:
+        found = self._find(group)
+        if found is None:
             self._drop(group)
             self._owned[group] = owned
             self._counts[owned.principal] += 1
+        elif found.claim == owned.claim:
+            self._owned[group] = owned  # its selection has changed
 
     def restarted(self, partition: int) -> None:
         """Write a partition's entries from memory to the topic again, after the topic was re-created."""
@@ -167,6 +171,24 @@ class GroupNames:
             raise self._denied(group)
         if group in self._owned:
             self._used_ms[group] = self._wall_clock()
+
+    async def select(self, group: str, selection: str) -> None:
+        """Begin a durable subscription anew if it now selects other messages (JMS 2.0, 8.3.3); call `admit` first.
+
+        `selection` describes topic and filters. A group whose name has no owner in the table keeps its messages.
+
+        Raises:
+            Refused: UNFIT if the subscription has receivers; BUSY if Kafka does not answer.
+        """
+        owned = self._find(group)
+        if owned is None or owned.selection == selection:
+            return
+        if owned.selection:
+            topics = {partition.topic for partition in await self._groups.admin.committed(group)}
+            if any([not await self._groups.delete(group, topic) for topic in topics]):
+                raise Refused(Outcome.UNFIT, "the subscription has receivers with another selector or topic")
+        self._owned[group] = owned = msgspec.structs.replace(owned, selection=selection)
+        self._write(group, owned)
 
     async def end(self, grant: Grant, group: str, topic: str) -> bool:
         """End a subscription: delete its group if the client owns the group or a rule allows it.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from proton import UNDESCRIBED, Array, Data, Terminus, symbol
-from proton.reactor import AtMostOnce, Copy, DurableSubscription, ReceiverOption
+from proton.reactor import AtMostOnce, Copy, DurableSubscription, ReceiverOption, Selector
 from proton.utils import BlockingConnection, LinkDetached
 
 from gateway.amqp.listener import AmqpServer
@@ -130,6 +130,49 @@ async def test_a_durable_subscription(
     assert await as_client(listener, resume, container_id=container) == [b"1", b"2"]
     await until_deleted(admin, group)
     await as_client(listener, unknown, container_id=container)
+
+
+async def test_a_durable_subscription_with_another_selector_begins_anew(
+    listener: AmqpServer, bootstrap: str, new_topic: Any
+) -> None:
+    """As JMS says (2.0, 8.3.3): as if it had been ended. With the same one it goes on; another topic is another one."""
+    topics = [await new_topic(partitions=1) for _ in range(2)]
+    container = f"plant-{topics[0]}"
+
+    def receive(topic: str, text: str, count: int) -> Any:
+        def work(connection: BlockingConnection) -> list[bytes]:
+            options = [DurableSubscription(), Selector(text)]
+            receiver = connection.create_receiver(topic, credit=5, name="alarms", options=options)
+            connection.create_sender(topic).send(data(b"new"))
+            found = take(receiver, count)
+            receiver.link.detach()
+            return found
+
+        return as_client(listener, work, container_id=container)
+
+    first, other = "x IS NULL", "y IS NULL"
+    assert await receive(topics[0], first, 1) == [b"new"]
+    await produce(bootstrap, topics[0], [b"waits"])
+    assert await receive(topics[0], first, 2) == [b"waits", b"new"]
+    await produce(bootstrap, topics[0], [b"for the former"])
+    assert await receive(topics[0], other, 1) == [b"new"]
+    await produce(bootstrap, topics[1], [b"before"])
+    assert await receive(topics[1], other, 1) == [b"new"]
+    await produce(bootstrap, topics[1], [b"waits"])
+    assert await receive(topics[1], other, 2) == [b"waits", b"new"]
+
+
+async def test_a_shared_subscription_in_use_has_one_selector(listener: AmqpServer, new_topic: Any) -> None:
+    topic = await new_topic(partitions=1)
+    shared = [DurableSubscription(), Capabilities("shared", "global")]
+
+    def work(connection: BlockingConnection) -> None:
+        connection.create_receiver(topic, name=f"s-{topic}|1", options=[*shared, Selector("x IS NULL")])
+        connection.create_receiver(topic, name=f"s-{topic}|2", options=[*shared, Selector("x IS NULL")])
+        with pytest.raises(LinkDetached, match="another selector"):
+            connection.create_receiver(topic, name=f"s-{topic}|3", options=[*shared, Selector("y IS NULL")])
+
+    await as_client(listener, work)
 
 
 async def test_a_subscription_is_for_one_link(listener: AmqpServer, new_topic: Any) -> None:
