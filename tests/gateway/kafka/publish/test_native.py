@@ -129,7 +129,7 @@ def test_a_run_ends_before_the_record_that_cannot_be_written() -> None:
 
 @given(
     run=st.lists(records, min_size=1, max_size=8), start=st.integers(0, 7), tokens=st.integers(6, 8),
-    accepted=st.builds(Accepted, st.integers(1, 9), st.integers(-1, 2), stamps, stamps),
+    accepted=st.builds(Accepted, st.integers(1, 9), st.integers(-1, 2), stamps, stamps, st.integers(0, 3)),
 )  # fmt: skip
 def test_records_are_sorted_as_the_reference_sorts_them(
     run: list[Record], start: int, tokens: int, accepted: Accepted
