@@ -26,6 +26,7 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topic_creation import PartitionCapacity, any_capacity
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.driver.client_settings import client_settings, consumer_settings
+from gateway.kafka.driver.unreadable import unreadable
 from gateway.kafka.groups.membership import Groups
 from gateway.kafka.groups.times import GroupTimes
 from gateway.kafka.publish.publisher import Publisher
@@ -251,9 +252,11 @@ async def open_log(
         clock=process.loop.time,
         wall_clock=wall_clock,
         rng=process.rng,
+        max_headers=config.mapping.max_headers,
         tenancy=Tenancy(config.security.tenants.enabled),
     )
     stack.push_async_callback(publisher.stop)
+    unreadable.most_headers = publisher.most_headers
     await asyncio.wait([process.end_by_cancelling(spawn(publisher.start()))], timeout=CONNECT_WAIT_S)
     lookup = Lookup(client_settings(kafka, "lookup"), spawn=spawn, ensure=topics.get)
     stack.push_async_callback(lookup.stop)

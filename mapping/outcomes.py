@@ -17,6 +17,7 @@ class Outcome(enum.Enum):
     BUSY = "busy"  # transient, the client should retry: Kafka unreachable, a quota, a batch of unknown outcome
     UNFIT = "unfit"  # cannot be mapped or decoded
     TOO_LARGE = "too-large"
+    MANY_HEADERS = "many-headers"  # more than `mapping.max_headers`
     DENIED = "denied"
     UNKNOWN_TOPIC = "unknown-topic"
     UNSAFE = "unsafe"  # the topic has too few replicas: an operator must change the topic, or the setting
@@ -47,6 +48,7 @@ ANSWERS: Final[dict[Outcome, Answer]] = {
     Outcome.BUSY: Answer(0x97, AmqpAnswer.MODIFIED, None, 503),
     Outcome.UNFIT: Answer(0x99, AmqpAnswer.REJECTED, "amqp:decode-error", 422),
     Outcome.TOO_LARGE: Answer(0x95, AmqpAnswer.REJECTED, "amqp:link:message-size-exceeded", 413),
+    Outcome.MANY_HEADERS: Answer(0x97, AmqpAnswer.REJECTED, "amqp:resource-limit-exceeded", 422),
     Outcome.DENIED: Answer(0x87, AmqpAnswer.REJECTED, "amqp:unauthorized-access", 403),
     Outcome.UNKNOWN_TOPIC: Answer(0x90, AmqpAnswer.REJECTED, "amqp:not-found", 404),
     # 0x83: "the PUBLISH is valid but the receiver is not willing to accept it"; 503: it is the server's state.

@@ -79,6 +79,8 @@ DEAD_LETTER_GROUP: Final = "dead-letter.group"
 DEAD_LETTER_ATTEMPTS: Final = "dead-letter.attempts"
 DEAD_LETTER_CONDITION: Final = "dead-letter.condition"
 DEAD_LETTER_REASON: Final = "dead-letter.reason"
+OWN_HEADERS: Final = 64
+"""The most headers that the gateway adds to those of a client: `mapping.max_headers` is checked with these."""
 USER_PREFIX: Final = "user."
 """A user's header with a reserved name is stored with this prefix and returned under its own name."""
 

@@ -51,6 +51,7 @@ class MqttServer(ProtocolServer):
         self._limits = Limits(
             max_connect_bytes=config.max_connect_bytes,
             max_packet_bytes=config.max_packet_bytes,
+            max_user_properties=services.publisher.most_headers,
             connect_timeout_s=config.connect_timeout_s,
             outgoing_inflight=config.outgoing_inflight,
             outgoing_aliases=config.outgoing_aliases,

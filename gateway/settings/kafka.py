@@ -184,6 +184,11 @@ class MappingConfig(Section):
     """rules from MQTT topics to Kafka topics and keys; see [below](#mapping-rules)"""
     catch_all_topic: str = "mqtt"
     """Kafka topic for MQTT topics whose first level is not a valid Kafka topic name"""
+    max_headers: Annotated[int, Field(ge=100, le=100_000)] = 1000
+    """the most headers of a message: user properties, application properties, headers. One with more is refused: 0x97,
+    `amqp:resource-limit-exceeded`, 422. Hundreds of thousands, which fit into a message, would hold up all clients.
+    Readers step over a record of a native producer with more, as over one that nothing can read. Up to 64 of the
+    gateway's own come on top"""
     # Depends on whether the gateway creates topics, because Kafka treats a.b and a_b as the same name (ADR 0035).
     dotted_topics: tuple[str, ...] | None = None
     """first levels with a dot that map to a Kafka topic of the same name, such as `["orders.v1"]`; see

@@ -133,16 +133,20 @@ def is_text(payload: bytes) -> bool:
     return True
 
 
+UNLIMITED: Final = 1 << 31
+
+
 class Reader:
     """A cursor over `data[position:end]`, a packet or the rest of one."""
 
-    __slots__ = ("data", "end", "field", "position")
+    __slots__ = ("data", "end", "field", "most_pairs", "position")
 
     def __init__(self, data: bytes, position: int = 0, end: int | None = None) -> None:
         self.data = data
         self.position = position
         self.end = len(data) if end is None else end
         self.field = "a field"  # what is being read, for errors
+        self.most_pairs = UNLIMITED  # of user properties
 
     @property
     def left(self) -> int:

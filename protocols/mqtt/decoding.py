@@ -7,7 +7,7 @@ from typing import Final
 
 from protocols.errors import PeerError
 from protocols.mqtt import packets, topics
-from protocols.mqtt.codec import Reader, decode_name
+from protocols.mqtt.codec import UNLIMITED, Reader, decode_name
 from protocols.mqtt.packets import Packet, Version
 from protocols.mqtt.properties import WILL, Properties, decode_properties
 from protocols.mqtt.reasons import REASON_CODES, PacketType, ReasonCode, ReturnCode, malformed, protocol_error
@@ -33,21 +33,23 @@ def check_flags(first: int, version: Version) -> None:
     raise PeerError(WRONG_FLAGS.get(kind, ReasonCode.MALFORMED_PACKET), f"wrong flags on {PacketType(kind).name}")
 
 
-def decode_packet(first: int, body: bytes, version: Version) -> Packet:
+def decode_packet(first: int, body: bytes, version: Version, most: int = UNLIMITED) -> Packet:
     """Decode one packet from its first byte and its body, the bytes counted by the remaining length.
 
-    `version` is ignored for CONNECT, which contains it.
+    `version` is ignored for CONNECT, which contains it. `most` user properties are decoded, and of a PUBLISH with more
+    one more; its receiver refuses it.
 
     Raises:
         PeerError: the packet is malformed or not allowed by the protocol.
     """
     if first >> 4 == PacketType.PUBLISH:
-        return decode_publish(first, body, version)
+        return decode_publish(first, body, version, most)
     decode = _DECODERS.get(first >> 4)
     if decode is None or (version is not Version.V5 and first >> 4 == PacketType.AUTH):
         raise protocol_error(f"packet type {first >> 4} does not exist")
     check_flags(first, version)
     reader = Reader(body)
+    reader.most_pairs = most
     packet = decode(reader, version)
     reader.finish()
     return packet
@@ -103,7 +105,7 @@ def decode_connect_rest(reader: Reader, version: Version) -> packets.Connect:
     return packets.Connect(version, client_id, bool(clean_start), keep_alive, username, password, will, properties)
 
 
-def decode_publish(first: int, body: bytes, version: Version) -> packets.Publish:
+def decode_publish(first: int, body: bytes, version: Version, most: int = UNLIMITED) -> packets.Publish:
     """Read a PUBLISH (section 3.3); the topic is empty if the packet has only an alias."""
     qos = first >> 1 & 3
     if qos == 3:
@@ -111,6 +113,7 @@ def decode_publish(first: int, body: bytes, version: Version) -> packets.Publish
     if not qos and first & 0x08:
         raise malformed("DUP at QoS 0")  # [MQTT-3.3.1-2]
     reader = Reader(body)
+    reader.most_pairs = most
     name = reader.binary()
     packet_id = _packet_id(reader) if qos else 0
     topic = decode_name(name)

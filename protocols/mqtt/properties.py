@@ -163,10 +163,12 @@ _READ: Final[dict[Kind, Callable[[Reader], Any]]] = {
 def decode_properties(reader: Reader, packet: int) -> Properties | None:
     """Read the property length and the properties behind it; None if there are none.
 
-    `packet` is the packet's type or `WILL`.
+    `packet` is the packet's type or `WILL`. Of a PUBLISH with more user properties than the reader allows one more is
+    read, and what follows is not.
 
     Raises:
-        PeerError: a property is malformed, unknown, misplaced or repeated, or its value is not allowed.
+        PeerError: a property is malformed, unknown, misplaced or repeated, or its value is not allowed; another packet
+            has more user properties (0x97).
     """
     length = reader.varint()
     if not length:
@@ -189,7 +191,12 @@ def decode_properties(reader: Reader, packet: int) -> Properties | None:
             code = MISPLACED.get(packet, ReasonCode.PROTOCOL_ERROR)
             raise PeerError(code, f"{row.name} is not allowed on {_name(packet)}")
         if row.kind == _PAIR or (row.kind == _VARINT and (packet == _PUBLISH or row.name not in found)):
-            found.setdefault(row.name, []).append(value)
+            values = found.setdefault(row.name, [])
+            values.append(value)
+            if row.kind == _PAIR and len(values) > reader.most_pairs:
+                if packet != _PUBLISH:
+                    raise PeerError(ReasonCode.QUOTA_EXCEEDED, f"more than {reader.most_pairs} user properties")
+                break
         elif row.name in found:
             raise protocol_error(f"{row.name} twice")
         else:

@@ -138,7 +138,7 @@ class Receiver(Sender):
         assert self.version is not None
         if kind == PacketType.PUBLISH and self._flags[first & 0x0F] is None:
             raise refused_flags(first, self._announced)
-        packet = decode_packet(first, body, self.version)
+        packet = decode_packet(first, body, self.version, self._limits.max_user_properties)
         match packet:
             case packets.Pingreq():
                 self._out += PINGRESP  # [MQTT-3.12.4-1]
@@ -190,6 +190,7 @@ class Receiver(Sender):
             raise
         if self.version is not Version.V31:
             check_flags(first, self.version)
+        reader.most_pairs = self._limits.max_user_properties
         connect = decode_connect_rest(reader, self.version)
         reader.finish()
         properties = connect.properties or NONE

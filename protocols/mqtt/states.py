@@ -107,6 +107,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     max_connect_bytes: int = 65_536  # largest packet before `accept`, while the client is not authenticated
     max_packet_bytes: int = 2 * 1024 * 1024  # largest packet after `accept`; announced in CONNACK
+    max_user_properties: int = 1 << 31  # no more are decoded; see `decoding.decode_packet`
     connect_timeout_s: float = 10.0  # for CONNECT, and for an exchange of AUTH
     # maximum number of QoS 1 and 2 messages in flight to the client; its Receive Maximum may be lower
     outgoing_inflight: int = 1000

@@ -34,7 +34,8 @@ READERS: list[tuple[type[Receiver], bool]] = [
     (Mqtt, False), (MqttAtMostOnce, False), (Mqtt, True), (Amqp, False), (AmqpSettled, False), (Amqp, True),
     (Events, False), (Events, True), (Live, False), (Live, True), (Poll, True), (Pages, False),
 ]  # fmt: skip
-KINDS = ["a name that is not UTF-8", "wrong checksum", "unknown codec", "not compressed", "a record too long"]
+MANY = "many headers"
+KINDS = ["a name that is not UTF-8", MANY, "wrong checksum", "unknown codec", "not compressed", "a record too long"]
 KEPT = {"clean_start": False, "session_expiry_interval": 600}
 
 
@@ -53,11 +54,12 @@ async def test_every_reader_goes_on(
 ) -> None:
     topic, beside = await new_topic(partitions=1), await new_topic(partitions=1)
     host, _, port = bootstrap.rpartition(":")
-    named = kind not in BREAKS
-    broken = batch([numbered(2, 1), numbered(3, 1)], [(b"caf\xe9", b"1")] if named else ())
+    named = kind == KINDS[0]
+    headers = [(b"caf\xe9", b"1")] if named else [(b"n", b"")] * 2000 if kind == MANY else []
+    broken = batch([numbered(2, 1), numbered(3, 1)], headers)
     seen = [1, 2, 3, 4, 5] if named else [1, 4, 5]
     async with AlteringProxy((host, int(port))).running() as proxy, contextlib.AsyncExitStack() as stack:
-        if not named:
+        if kind in BREAKS:
             proxy.alter(broken, BREAKS[kind])
         gateway = await new_gateway(proxy.bootstrap).start()
         await produce_raw(bootstrap, topic, batch([numbered(0, 1)]))

@@ -11,6 +11,7 @@ come from the network, and then stepped over (ADR 0092).
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -46,13 +47,13 @@ class Unreadable(msgspec.Struct, frozen=True):
 Tell = Callable[[Unreadable], None]
 
 
-def convert_arrivals(consumer: AIOKafkaConsumer, tell: Tell) -> None:
+def convert_arrivals(consumer: AIOKafkaConsumer, tell: Tell, most_headers: int = sys.maxsize) -> None:
     """Make a started consumer return `Received` records, which are freed with their last reference.
 
-    `tell` is called for what it steps over.
+    `tell` is called for what it steps over; that includes records with more than `most_headers`.
     """
     fetcher = consumer._fetcher
-    fetched, fetcher._records = fetcher._records, _Arrivals(tell)
+    fetched, fetcher._records = fetcher._records, _Arrivals(_Trials(tell, most_headers))
     fetcher._records.update(fetched)
 
 
@@ -67,9 +68,9 @@ keep_fetched_bytes()
 class _Arrivals(OrderedDict[TopicPartition, Any]):
     """Replaces a fetcher's `_records`: fetched records that are not all read."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, trials: _Trials) -> None:
         super().__init__()
-        self._trials = _Trials(tell)
+        self._trials = trials
 
     def __setitem__(self, partition: TopicPartition, result: Any) -> None:
         if type(result) is FetchResult and type(result._partition_records) is PartitionRecords:
@@ -81,8 +82,9 @@ class _Arrivals(OrderedDict[TopicPartition, Any]):
 class _Trials:
     """How often a consumer could not read the batch at its position, by partition."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, most_headers: int) -> None:
         self.tell = tell
+        self.most_headers = most_headers
         self._failed: dict[TopicPartition, tuple[int, int]] = {}  # the offset, and how often
 
     def is_last(self, partition: TopicPartition, offset: int) -> bool:
@@ -122,6 +124,7 @@ def _unpack(source: PartitionRecords, end: int, trials: _Trials) -> Iterator[Rec
     Ends at a batch that cannot be read, which the fetcher then fetches again, or the one behind it.
     """
     topic, partition = source._tp
+    most = trials.most_headers
     batches = source._records
     while batches.has_next():
         raw = batches.next_bytes()
@@ -136,18 +139,23 @@ def _unpack(source: PartitionRecords, end: int, trials: _Trials) -> Iterator[Rec
                     offset = record.offset
                     if offset >= source.next_fetch_offset:  # the first batch may start before the requested offset
                         source.next_fetch_offset = offset + 1
-                        yield Received(
-                            topic, record.key, record.value, tuple(record.headers), record.timestamp, partition, offset
-                        )
+                        headers = tuple(record.headers)
+                        if len(headers) > most:
+                            trials.tell(_crowded(source._tp, offset, most))
+                            continue
+                        yield Received(topic, record.key, record.value, headers, record.timestamp, partition, offset)
             source.next_fetch_offset = max(source.next_fetch_offset, batch.next_offset)
             continue
         except Exception as error:  # whatever aiokafka or a codec raises for these bytes
             why = _reason(error)
         behind = offset_behind(raw, source.next_fetch_offset, end)
         try:
-            for found in records(topic, partition, raw, end):
+            for found in records(topic, partition, raw, end, most):
                 if found.offset >= source.next_fetch_offset:
                     source.next_fetch_offset = found.offset + 1
+                    if len(found.headers) > most:
+                        trials.tell(_crowded(source._tp, found.offset, most))
+                        continue
                     yield found
             source.next_fetch_offset = max(source.next_fetch_offset, behind)
             continue
@@ -158,6 +166,10 @@ def _unpack(source: PartitionRecords, end: int, trials: _Trials) -> Iterator[Rec
             source.next_fetch_offset = behind
             trials.tell(Unreadable(source._tp, first, behind, why))
         return
+
+
+def _crowded(partition: TopicPartition, offset: int, most: int) -> Unreadable:
+    return Unreadable(partition, offset, offset + 1, f"it has more than {most} headers")
 
 
 def _reason(error: Exception) -> str:

@@ -161,7 +161,7 @@ async def start_consumer(consumer: AIOKafkaConsumer, spawn: Spawn) -> None:
         await close_consumer(consumer)
 
     await start_client(start, close, spawn)
-    convert_arrivals(consumer, unreadable.note)
+    convert_arrivals(consumer, unreadable.note, unreadable.most_headers)
 
 
 @contextlib.asynccontextmanager

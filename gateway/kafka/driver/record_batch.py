@@ -103,8 +103,10 @@ def offset_behind(batch: memoryview, offset: int, end: int) -> int:
     return offset + 1
 
 
-def records(topic: str, partition: int, batch: memoryview, end: int) -> Iterator[Received]:
+def records(topic: str, partition: int, batch: memoryview, end: int, most: int) -> Iterator[Received]:
     """Yield the records of a batch, whatever bytes the names of their headers have. `end` is the end of the log.
+
+    Of a record with more than `most` headers, one more is read.
 
     Raises:
         CorruptRecordException: the checksum is wrong, or the bytes are no batch of this log.
@@ -135,19 +137,19 @@ def records(topic: str, partition: int, batch: memoryview, end: int) -> Iterator
         offset_delta, where = decode_varint(body, where)
         key, where = _bytes(body, where)
         value, where = _bytes(body, where)
-        headers, where = _headers(body, where)
-        if where != at:
+        headers, where = _headers(body, where, most)
+        if where != at and len(headers) <= most:
             raise CorruptRecordException(f"a record of {length} bytes is {where - begin} bytes long")
         time = last_time if attributes & LOG_APPEND_TIME else first_time + delta
         yield Received(topic, key, value, headers, time, partition, base + offset_delta)
 
 
-def _headers(body: bytes, at: int) -> tuple[tuple[Header, ...], int]:
+def _headers(body: bytes, at: int, most: int) -> tuple[tuple[Header, ...], int]:
     count, at = decode_varint(body, at)
     if not 0 <= count <= len(body) - at:
         raise CorruptRecordException(f"a record has {count} headers")
     found: list[Header] = []
-    for _ in range(count):
+    for _ in range(min(count, most + 1)):
         name, at = _bytes(body, at)
         if name is None:
             raise CorruptRecordException("a header has no name")

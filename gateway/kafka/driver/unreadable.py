@@ -1,8 +1,9 @@
-"""What the readers of this process step over, because nothing can read it: logged and counted."""
+"""What the readers of this process step over, because nothing can read it or it has too many headers."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Annotated, Final
 
 import msgspec
@@ -28,6 +29,7 @@ class Unreadable:
     """Counts each step; logs a partition once a minute, however many readers step over the same place."""
 
     def __init__(self) -> None:
+        self.most_headers = sys.maxsize  # readers step over a record with more
         self._batches = self._offsets = 0
         self._repeats = Repeats(LOG_INTERVAL_S, PARTITIONS_KEPT)
 

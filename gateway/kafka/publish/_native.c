@@ -407,6 +407,7 @@ typedef struct {
     PyObject *topic;
     long partitions, keyless;
     long long oldest, latest;
+    Py_ssize_t headers;
 } Group;
 
 /* Return the partition of a record of the group; -1 means that it is none, -2 an error. */
@@ -421,6 +422,10 @@ find_partition(PyObject *record, const Group *group)
     int usual = own == group->topic ? 1 : PyObject_RichCompareBool(own, group->topic, Py_EQ);
     if (usual <= 0 || field(record, of_record.partition) != Py_None) {
         return usual < 0 ? -2 : -1;
+    }
+    PyObject *headers = field(record, of_record.headers);
+    if (!PyTuple_Check(headers) || PyTuple_GET_SIZE(headers) > group->headers) {
+        return -1;
     }
     if (stamp != Py_None) {
         int overflow;
@@ -445,8 +450,8 @@ by_partition(PyObject *Py_UNUSED(module), PyObject *arguments)
     PyObject *records, *tokens;
     Py_ssize_t position;
     Group group;
-    if (!PyArg_ParseTuple(arguments, "O!O!n(llLL):by_partition", &PyList_Type, &records, &PyList_Type, &tokens, &position,
-                          &group.partitions, &group.keyless, &group.oldest, &group.latest)) {
+    if (!PyArg_ParseTuple(arguments, "O!O!n(llLLn):by_partition", &PyList_Type, &records, &PyList_Type, &tokens, &position,
+                          &group.partitions, &group.keyless, &group.oldest, &group.latest, &group.headers)) {
         return NULL;
     }
     if (position < 0 || position >= PyList_GET_SIZE(records) || group.partitions <= 0 || group.keyless < -1) {

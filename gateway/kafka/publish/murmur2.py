@@ -23,6 +23,7 @@ class Accepted(NamedTuple):
     keyless: int  # the partition of records without a key; -1 if it is not chosen yet
     oldest: int  # the earliest timestamp, in milliseconds
     latest: int
+    headers: int  # the most headers of a record
 
 
 def murmur2(data: bytes) -> int:
@@ -56,8 +57,8 @@ def by_partition(
 ) -> tuple[int, dict[int, tuple[list[Record], list[Any]]]]:
     """Group records of one topic by partition, from `start` on, keeping their order.
 
-    It stops before a record of another topic, with its own partition or a timestamp that the topic refuses, or whose
-    partition is not chosen.
+    It stops before a record of another topic, with its own partition, a timestamp that the topic refuses or too many
+    headers, or whose partition is not chosen.
 
     Returns:
         The index where it stopped, and by partition the records and tokens.
@@ -65,7 +66,7 @@ def by_partition(
     parts: dict[int, tuple[list[Record], list[Any]]] = {}
     topic = records[start].topic
     for record, token in zip(records[start:], tokens[start:], strict=False):
-        if record.topic != topic or record.partition is not None:
+        if record.topic != topic or record.partition is not None or len(record.headers) > accepted.headers:
             break
         if record.timestamp is not None and not accepted.oldest <= record.timestamp <= accepted.latest:
             break

@@ -30,7 +30,7 @@ from gateway.kafka.publish.settlement import Settlement, Statistics
 from gateway.kafka.publish.topic_writer import TopicWriter
 from gateway.spawn import Spawn
 from mapping.outcomes import Outcome
-from mapping.record import INTERNAL_TOPIC_PREFIX, LARGEST_TIMESTAMP, Record
+from mapping.record import INTERNAL_TOPIC_PREFIX, LARGEST_TIMESTAMP, OWN_HEADERS, Record
 from mapping.tenants import NO_TENANTS, Tenancy
 
 
@@ -47,6 +47,7 @@ class Publisher:
         clock: Callable[[], float],  # monotonic seconds; the loop's
         wall_clock: Callable[[], int],  # milliseconds since the epoch
         rng: random.Random,  # breaks ties between partitions
+        max_headers: int = 1000,  # of a client's record
         tenancy: Tenancy = NO_TENANTS,  # finds a topic's tenant
     ) -> None:
         # submitted and unsettled bytes and records, of the process, of topics and of connections
@@ -58,6 +59,8 @@ class Publisher:
         self._spawn = spawn
         self._clock = clock
         self._wall_clock = wall_clock
+        self.most_headers = max_headers + OWN_HEADERS  # of any record
+        self._many_headers = f"more than {max_headers} headers"
         # called for each stored batch with its topic, partition and the offset after its last record
         self.stored: Callable[[str, int, int], None] = _ignore_stored
         self.fence = Fence(clock)
@@ -130,6 +133,9 @@ class Publisher:
         if key is None and writer.info.needs_key:
             self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} is compacted: a key is needed")
             return
+        if len(record.headers) > self.most_headers:
+            self._refuse(owner, token, Outcome.MANY_HEADERS, self._many_headers)
+            return
         timestamp = record.timestamp
         if timestamp is None:
             timestamp = stamp
@@ -187,7 +193,9 @@ class Publisher:
                 place = None if sender is None or info.needs_key else sender.queues.get(topic)
                 keyless = -1 if place is None or place.shut else place.number
                 oldest, latest = info.timestamps(stamp)
-                accepted = Accepted(len(writer.queues), keyless, oldest, min(latest, LARGEST_TIMESTAMP))
+                accepted = Accepted(
+                    len(writer.queues), keyless, oldest, min(latest, LARGEST_TIMESTAMP), self.most_headers
+                )
                 position, parts = by_partition(records, tokens, position, accepted)
                 for number, (theirs, beside) in parts.items():
                     self._submit_part(writer.queues[number], theirs, owner, beside, sender)
@@ -275,7 +283,7 @@ class Publisher:
 
         Raises:
             Refused: UNKNOWN_TOPIC when the record names a partition that does not exist; DENIED when clients must not
-                write the topic; UNFIT when the topic does not accept the record.
+                write the topic; UNFIT when the topic does not accept the record; MANY_HEADERS.
         """
         if self._topics.is_own(info.name):
             raise Refused(Outcome.DENIED, _not_for_clients(info.name))
@@ -294,6 +302,8 @@ class Publisher:
             number = (writer.place(sender) if queue is None or queue.shut else queue).number
         if record.key is None and info.needs_key:
             raise Refused(Outcome.UNFIT, f"topic {info.name} is compacted: a key is needed")
+        if len(record.headers) > self.most_headers:
+            raise Refused(Outcome.MANY_HEADERS, self._many_headers)
         now, timestamp = self._wall_clock(), record.timestamp
         if timestamp is None:
             timestamp = now

@@ -29,7 +29,15 @@ EXACTLY_ONCE: Final = 2
 REFUSED: Final = 0x80
 NO_SUBSCRIBERS: Final = ReasonCode.NO_MATCHING_SUBSCRIBERS
 PERMANENT: Final = frozenset(
-    {Outcome.DENIED, Outcome.UNKNOWN_TOPIC, Outcome.FULL, Outcome.UNFIT, Outcome.BROKEN, Outcome.TOO_LARGE}
+    {
+        Outcome.DENIED,
+        Outcome.UNKNOWN_TOPIC,
+        Outcome.FULL,
+        Outcome.UNFIT,
+        Outcome.BROKEN,
+        Outcome.TOO_LARGE,
+        Outcome.MANY_HEADERS,
+    }
 )
 """Permanent refusals: sending the message again fails again until the configuration or Kafka is changed."""
 _DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this topic")

@@ -21,6 +21,7 @@ from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.kafka_consumer import close_consumer
 from gateway.kafka.driver.lifecycle import OnDemand, start_consumer
+from gateway.kafka.groups.member_starts import MemberStarts
 from gateway.kafka.groups.polled_member import MemberSettings, PolledMember
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader
@@ -95,7 +96,10 @@ async def ask_member(bootstrap: str, spawn: Spawn) -> None:
     kafka = {"bootstrap_servers": bootstrap}
     lookup = Lookup(kafka, spawn=spawn)
     arrivals = Arrivals(LiveReader(kafka, spawn, lookup, CatchUpReader(kafka, spawn, lookup)), lookup)
-    member = PolledMember(settings, kafka, arrivals, lookup, auto_commit=False, spawn=spawn, clock=loop.time)
+    member = PolledMember(
+        settings, kafka, arrivals, lookup, starts=MemberStarts("nobody", lookup), auto_commit=False, spawn=spawn,
+        clock=loop.time,
+    )  # fmt: skip
     await member.start()
     await member.stop(2.0)
 

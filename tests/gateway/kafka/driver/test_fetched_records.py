@@ -120,7 +120,7 @@ async def test_an_answer_for_another_partition_ends_no_consumer(bootstrap: str, 
 def unpacked(data: bytes, end: int) -> tuple[list[Received], list[Unreadable], int]:
     """Fetch these bytes until the reader moves on; return its records, what it steps over, and its position."""
     told: list[Unreadable] = []
-    trials = _Trials(told.append)
+    trials = _Trials(told.append, 10)
     for _ in range(FETCHED_AGAIN + 1):
         source = PartitionRecords(PLACE, FetchedBatches(data), None, 0, None, None, True, READ_COMMITTED)
         converted = _Converted(source, end, trials)

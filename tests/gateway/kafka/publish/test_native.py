@@ -103,7 +103,7 @@ def test_lists_may_change_while_they_are_read() -> None:
     topic = Topic("t")
     topic.tokens = [object() for _ in range(3)]
     run = [Record("t", b"k", b"v"), Record(topic, b"k", b"v"), Record("t", b"k", b"v")]
-    assert by_partition(run, topic.tokens, 0, Accepted(1, -1, 0, 9))[0] == 2
+    assert by_partition(run, topic.tokens, 0, Accepted(1, -1, 0, 9, 9))[0] == 2
     assert topic.tokens == []
 
 
@@ -129,7 +129,7 @@ def test_a_run_ends_before_the_record_that_cannot_be_written() -> None:
 
 @given(
     run=st.lists(records, min_size=1, max_size=8), start=st.integers(0, 7), tokens=st.integers(6, 8),
-    accepted=st.builds(Accepted, st.integers(1, 9), st.integers(-1, 2), stamps, stamps),
+    accepted=st.builds(Accepted, st.integers(1, 9), st.integers(-1, 2), stamps, stamps, st.integers(0, 3)),
 )  # fmt: skip
 def test_records_are_sorted_as_the_reference_sorts_them(
     run: list[Record], start: int, tokens: int, accepted: Accepted
@@ -215,7 +215,7 @@ WRONG_KEYS: list[tuple[Any, ...]] = [(KEY,), (KEY, 1, 2), ("k", 1), (None, 1), (
 
 
 RUN: list[Any] = [Record("t", KEY, VALUE), Record("t", None, VALUE), Record("t", KEY, None, (), 1)]
-ALL: Final = Accepted(3, 1, 0, 9)
+ALL: Final = Accepted(3, 1, 0, 9, 3)
 RIGHT_RUNS: list[tuple[Any, ...]] = [(RUN, [NAME, PAIR, KEY], 0, ALL), (RUN, [NAME], 0, ALL._replace(keyless=-1))]
 WRONG_RUNS: list[tuple[Any, ...]] = [
     (RUN, [NAME], 3, ALL), (RUN, [NAME], -1, ALL), (RUN, [NAME], 0, ALL._replace(partitions=0)),
