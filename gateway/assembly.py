@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from flowcontrol.admission import Admission, client_share
 from gateway.audit.sinks import FileSink, TopicSink
 from gateway.audit.trail import Sink, audit
 from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
@@ -268,6 +269,7 @@ async def open_log(
         catch_up_reader,
         random=process.rng.random,
         patience=topics.queries.silence_limit.bound,
+        places=Admission(kafka.max_groups, client_share(kafka.max_groups, kafka.max_groups_per_client)),
     )
     stack.push_async_callback(groups.stop)
     return Log(
@@ -346,6 +348,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         gateway=identity.name,
         window_s=config.http.idempotency_window_s,
         max_keys=config.http.max_idempotency_keys,
+        max_keys_per_client=config.http.max_idempotency_keys_per_client,
         wall_clock=wall_clock,
     )
     requests.bind(state)

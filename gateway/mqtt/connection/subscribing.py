@@ -34,6 +34,7 @@ AT_EACH, IF_NEW, NEVER = 0, 1, 2  # Retain Handling (section 3.8.3.1)
 _NAMES: Final = {
     Outcome.DENIED: ReasonCode.NOT_AUTHORIZED,
     Outcome.UNFIT: ReasonCode.TOPIC_FILTER_INVALID,
+    Outcome.FULL: ReasonCode.QUOTA_EXCEEDED,
 }
 _DISCONNECT_CODES: Final = {Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
 
