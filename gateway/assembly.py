@@ -21,7 +21,7 @@ import msgspec
 from flowcontrol.admission import Admission, client_share
 from gateway.audit.sinks import FileSink, TopicSink
 from gateway.audit.trail import Sink, audit
-from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
+from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig, MqttConfig
 from gateway.identity import GatewayIdentity
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topic_creation import PartitionCapacity, any_capacity
@@ -49,6 +49,7 @@ from gateway.mqtt.session.qos2 import Qos2Parts, StartOffsets
 from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.mqtt.session.session import SessionParts, forget_topics
 from gateway.mqtt.session.shared import ShareParts
+from gateway.mqtt.state.counted_records import UNLIMITED, SessionLimits
 from gateway.mqtt.state.store import SessionStore
 from gateway.net.proxied import Proxies
 from gateway.net.strangers import Strangers
@@ -210,6 +211,16 @@ def most_debt(config: Config) -> tuple[int, int]:
     return max(amqp.link_credit, http.max_records), largest
 
 
+def session_limits(mqtt: MqttConfig) -> SessionLimits:
+    """Return the limits of stored sessions."""
+    return SessionLimits(
+        mqtt.max_sessions,
+        mqtt.max_session_bytes,
+        mqtt.max_sessions_per_principal or UNLIMITED,
+        mqtt.max_session_bytes_per_principal or UNLIMITED,
+    )
+
+
 def may_create(config: Config, rules: Rules) -> Callable[[str], bool]:
     """Return the check whether a topic may be created: dead-letter topics, and what the mapping rules allow."""
     before, found, behind = (config.amqp.dead_letter_topic or "").partition(TOPIC_FIELD)
@@ -321,7 +332,9 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     )
     gateways = Gateways(identity, process.loop.time, wall_clock)
     presence = _presence(config, log.publisher, state, gateways, retained)
-    parts = _session_parts(process, log, rules, router, retained, groups, SessionStore(gateways.owner))
+    parts = _session_parts(
+        process, log, rules, router, retained, groups, SessionStore(gateways.owner, session_limits(config.mqtt))
+    )
     sessions = Sessions(gateways, parts, Wills(rules, log.publisher, retained, wall_clock), wall_clock)
     find = partial(find_qos2_messages, consumer_settings(log.kafka, "recovery"), log.lookup, process.spawn)
     recovery = CrashRecovery(find, log.lookup.partitions)

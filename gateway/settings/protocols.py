@@ -75,6 +75,18 @@ class MqttConfig(Section):
     """partitions of `__trivium_sessions`, `__trivium_retained`, `__trivium_requests` and `__trivium_groups` when they
     are created. Existing topics keep their number. Never change it, because the records of one key would then be in two
     partitions"""
+    max_sessions: Annotated[int, Field(ge=1)] = 1_000_000
+    """sessions that are kept without a connection, and those with a will, of all clients of the Kafka cluster. Every
+    gateway holds them in memory. A CONNECT that would make one more gets 0x97 (3.1.1: 3); stored sessions are always
+    loaded and given to their clients"""
+    max_session_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 512 * MEBIBYTE
+    """bytes of their records: subscriptions and wills, plus 500 bytes each. More get 0x97, also a SUBSCRIBE"""
+    # Not a quarter: often all devices share one login, and then the share would be the limit.
+    max_sessions_per_principal: Annotated[int, Field(ge=0)] = 0
+    """the same for the sessions of one principal; all anonymous clients are one. 0: no limit of its own. Set it where
+    each device has a login"""
+    max_session_bytes_per_principal: Annotated[int, Field(ge=0)] = 0
+    """the same for the bytes of one principal's sessions; 0: no limit of its own"""
     max_retained: Annotated[int, Field(ge=1)] = 1_000_000
     """retained messages of all clients; further ones get 0x97. All of them are held in memory"""
     max_retained_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 512 * MEBIBYTE
