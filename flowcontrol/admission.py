@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
+
+LEAST_SHARE: Final = 16
+
+
+def client_share(limit: int, given: int | None) -> int:
+    """Return how many of `limit` places one client may take: as `given`, else a quarter, but at least `LEAST_SHARE`."""
+    return min(limit, given or max(LEAST_SHARE, limit // 4))
 
 
 class AdmissionError(Exception):

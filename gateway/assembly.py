@@ -18,9 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
+from flowcontrol.admission import Admission, client_share
 from gateway.audit.sinks import FileSink, TopicSink
 from gateway.audit.trail import Sink, audit
-from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig
+from gateway.config import MEBIBYTE, Config, ConfigError, KafkaConfig, MqttConfig
 from gateway.identity import GatewayIdentity
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topic_creation import PartitionCapacity, any_capacity
@@ -51,6 +52,7 @@ from gateway.mqtt.session.qos2 import Qos2Parts, StartOffsets
 from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.mqtt.session.session import SessionParts, forget_topics
 from gateway.mqtt.session.shared import ShareParts
+from gateway.mqtt.state.counted_records import UNLIMITED, SessionLimits
 from gateway.mqtt.state.store import SessionStore
 from gateway.net.proxied import Proxies
 from gateway.net.strangers import Strangers
@@ -212,6 +214,16 @@ def most_debt(config: Config) -> tuple[int, int]:
     return max(amqp.link_credit, http.max_records), largest
 
 
+def session_limits(mqtt: MqttConfig) -> SessionLimits:
+    """Return the limits of stored sessions."""
+    return SessionLimits(
+        mqtt.max_sessions,
+        mqtt.max_session_bytes,
+        mqtt.max_sessions_per_principal or UNLIMITED,
+        mqtt.max_session_bytes_per_principal or UNLIMITED,
+    )
+
+
 def may_create(config: Config, rules: Rules) -> Callable[[str], bool]:
     """Return the check whether a topic may be created: dead-letter topics, and what the mapping rules allow."""
     before, found, behind = (config.amqp.dead_letter_topic or "").partition(TOPIC_FIELD)
@@ -274,6 +286,7 @@ async def open_log(
         random=process.rng.random,
         times=GroupTimes(kept_ms=days * 86_400_000 if (days := process.config.kafka.group_retention_days) else -1),
         patience=topics.queries.silence_limit.bound,
+        places=Admission(kafka.max_groups, client_share(kafka.max_groups, kafka.max_groups_per_client)),
     )
     stack.push_async_callback(groups.stop)
     return Log(
@@ -325,7 +338,9 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     )
     gateways = Gateways(identity, process.loop.time, wall_clock)
     presence = _presence(config, log.publisher, state, gateways, retained)
-    parts = _session_parts(process, log, rules, router, retained, groups, SessionStore(gateways.owner))
+    parts = _session_parts(
+        process, log, rules, router, retained, groups, SessionStore(gateways.owner, session_limits(config.mqtt))
+    )
     sessions = Sessions(gateways, parts, Wills(rules, log.publisher, retained, wall_clock), wall_clock)
     find = partial(find_qos2_messages, consumer_settings(log.kafka, "recovery"), log.lookup, process.spawn)
     recovery = CrashRecovery(find, log.lookup.partitions)
@@ -352,6 +367,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         gateway=identity.name,
         window_s=config.http.idempotency_window_s,
         max_keys=config.http.max_idempotency_keys,
+        max_keys_per_client=config.http.max_idempotency_keys_per_client,
         wall_clock=wall_clock,
     )
     requests.bind(state)

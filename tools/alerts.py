@@ -167,6 +167,13 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             f"refused to create {NUMBER} topics: a limit is reached",
         ),
         Alert(
+            "TriviumSessionsFull",
+            "warning",
+            grew("15m", "trivium_mqtt_sessions_refused_total"),
+            "0m",
+            f"refused {NUMBER} sessions: mqtt.max_sessions or mqtt.max_session_bytes is reached",
+        ),
+        Alert(
             "TriviumRetainedFull",
             "warning",
             grew("15m", "trivium_retained_refused_total"),

@@ -62,6 +62,7 @@ BOARDS: Final = (
                 Panel("Connections", ("mqtt_connections", "amqp_open_connections", "http_connections")),
                 Panel("New connections", ("mqtt_connections_total", "amqp_connections_total", "http_requests_total")),
                 Panel("MQTT sessions", ("mqtt_sessions_connected", "mqtt_sessions_stored", "mqtt_subscriptions")),
+                Panel("Bytes of MQTT sessions", ("mqtt_sessions_stored_bytes",)),
                 Panel("AMQP links", ("amqp_senders", "amqp_receivers", "amqp_transactions")),
                 Panel(
                     "Open streams and WebSockets", ("http_streams_open", "http_live_open", "http_consumers_instances")

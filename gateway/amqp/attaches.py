@@ -362,6 +362,7 @@ class Attach:
                     offset_reset="latest" if source.at_end else "earliest",
                     wants=source.condition,
                     queue=source.kept_for_others,
+                    client=self._peer.share,
                 )
             outgoing.joined(membership)
         await self._services.attaching.rest()  # one answer of Kafka may wake hundreds of these tasks

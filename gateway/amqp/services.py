@@ -84,6 +84,7 @@ class Services:
             transactions,
             self.counts,
             limit=config.max_transactions,
+            per_client=config.max_transactions_per_client,
             timeout_s=config.transaction_timeout_s,
             random_id=random_id,
         )

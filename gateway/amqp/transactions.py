@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import structlog
 
+from flowcontrol.admission import Admission, Refusal, client_share
 from gateway.amqp.counters import Counts
 from gateway.amqp.links.incoming import IncomingLink, settle_each
 from gateway.amqp.links.outgoing import OutgoingLink
@@ -73,16 +74,20 @@ class Coordinators:
         counts: Counts,
         *,
         limit: int,
+        per_client: int | None,
         timeout_s: float,
         random_id: Callable[[], str],
     ) -> None:
-        """`limit` is the number of open transactions; `random_id` returns hexadecimal digits for a txn-id."""
+        """`limit` is the number of open transactions, `per_client` the share of one client (see `client_share`).
+
+        `random_id` returns hexadecimal digits for a txn-id.
+        """
         self.kafka = kafka
         self.counts = counts
         self.timeout_s = timeout_s  # from the first message of a transaction to its discharge
         self.open: set[Transaction] = set()  # declared, their discharge not answered, their coordinators attached
         self.ending: set[asyncio.Task[None]] = set()  # running commits and rollbacks
-        self._limit = limit
+        self._places = Admission(limit, client_share(limit, per_client)) if limit else None
         self._random_id = random_id
         self._stopping = False
 
@@ -90,11 +95,21 @@ class Coordinators:
         """Start a transaction; return it or the reason why it is refused."""
         if self._stopping:
             return Error(INTERNAL_ERROR, "the gateway is stopping")
-        if len(self.open) >= self._limit:
-            return Error(RESOURCE_LIMIT_EXCEEDED, f"{self._limit} transactions are open")
+        client = coordinator.peer.share
+        refusal = Refusal.FULL if self._places is None else self._places.enter(client)
+        if refusal is not None:
+            whose = "" if refusal is Refusal.FULL else " of this client"
+            return Error(RESOURCE_LIMIT_EXCEEDED, f"too many transactions{whose} are open")
         transaction = Transaction(self, coordinator, bytes.fromhex(self._random_id()))
         self.open.add(transaction)
         return transaction
+
+    def close(self, transaction: Transaction) -> None:
+        """Give the place of a transaction back; later calls do nothing."""
+        if transaction in self.open:
+            assert self._places is not None
+            self.open.remove(transaction)
+            self._places.leave(transaction.coordinator.peer.share)
 
     def stop(self) -> None:
         """Roll back the open transactions in the background; running commits continue."""
@@ -331,7 +346,7 @@ class Transaction:
     def forget(self) -> None:
         """Remove the transaction: it can no longer be discharged."""
         self.coordinator.transactions.pop(self.id, None)
-        self._coordinators.open.discard(self)
+        self._coordinators.close(self)
 
     def _set_rollback_only(self, error: Error) -> None:
         if self.error is None:
@@ -371,7 +386,7 @@ class Transaction:
             await self._posted()
             error = await self._commit()
             counts.transactions_committed += error is None
-        self._coordinators.open.discard(self)
+        self._coordinators.close(self)
         self.coordinator.answer(delivery, error)
 
     async def _posted(self) -> None:

@@ -34,6 +34,8 @@ class SessionStatistics(msgspec.Struct, frozen=True):
 
     connected: Annotated[int, gauge("sessions with a connection here")]
     stored: Annotated[int, gauge("known kept sessions of all gateways")]
+    stored_bytes: Annotated[int, gauge("bytes that they are counted for: `mqtt.max_session_bytes`")]
+    refused_total: Annotated[int, counter("CONNECTs and SUBSCRIBEs refused because too much of sessions is stored")]
     takeovers_total: Annotated[int, counter("connections that lost their client id to a newer one")]
     expired_total: Annotated[int, counter("sessions that expired at this gateway")]
     wills_total: Annotated[int, counter("wills that this gateway published")]

@@ -378,6 +378,12 @@ class HttpConnection(RequestsInTurn):
         return self._address
 
     @property
+    def share(self) -> str:
+        """What the client of the current request is counted by in limits that clients share; see `share_of`."""
+        assert self.client is not None, "no client is logged in"
+        return self.client.share
+
+    @property
     def peer(self) -> str:
         """The client's `host:port`."""
         return peer_of(self.peername)  # aiohttp caches `peername`

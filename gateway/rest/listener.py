@@ -71,7 +71,9 @@ class RestServer(HttpServer):
         config = services.config
         self._spawn = services.spawn
         limits = RequestLimits(services.limits)
-        self._overload = overload = OverloadGuard(services.publisher, limits, config.max_concurrent)
+        self._overload = overload = OverloadGuard(
+            services.publisher, limits, config.max_concurrent, config.max_concurrent_per_client
+        )
         bodies = BodyReader(overload, config.max_body_bytes, config.header_timeout_s, config.min_upload_rate)
         contract = load_contract()
         self._storing = Storing(services.publisher, services.keyed)

@@ -47,6 +47,16 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
 ANONYMOUS: Final = Identity(ANONYMOUS_NAME, "anonymous")
 
 
+def share_of(identity: Identity, address: str) -> str:
+    """Return what a client's share of a limit is counted by: its name and tenant, or an anonymous one's address.
+
+    `address` is from `throttle.address_of`.
+    """
+    if identity.method == "anonymous":
+        return f"/{address}"  # cannot be mistaken for a login's name
+    return identity.name if identity.tenant is None else f"{identity.tenant}\0{identity.name}"
+
+
 def is_principal(name: str) -> bool:
     """Return whether `name` may be a client's name: not empty and not reserved by the access list."""
     return name not in ("", ANONYMOUS_NAME, EVERYONE)

@@ -106,6 +106,12 @@ class KafkaConfig(Section):
     """how many topics one principal may create at this gateway, counted since its start, minus deleted ones. All
     anonymous clients are one principal. A fifth of `kafka.max_topics`, so that one faulty client leaves topics for the
     others"""
+    max_groups: Annotated[int, Field(ge=1)] = 1000
+    """consumer groups with connected members at this gateway: share names of MQTT, queues and durable subscriptions of
+    AMQP, streams in a group. Each has a Kafka consumer, with two connections. More are refused: SUBACK 0x97,
+    `amqp:resource-limit-exceeded`, 429"""
+    max_groups_per_client: Annotated[int, Field(ge=1)] | None = None
+    """how many of them one client may open, by login name or anonymous address. Not set: a quarter"""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """`PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL`"""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None

@@ -9,6 +9,9 @@ from pydantic import Field, field_validator, model_validator
 from gateway.settings.values import MEBIBYTE, Address, Origin, Section
 from mapping.record import is_topic_name
 
+Share = Annotated[int, Field(ge=1)] | None
+"""One client's share of a limit; see `flowcontrol.admission.client_share`."""
+
 
 class MqttConfig(Section):
     """MQTT 5 and 3.1.1."""
@@ -72,6 +75,18 @@ class MqttConfig(Section):
     """partitions of `__trivium_sessions`, `__trivium_retained`, `__trivium_requests` and `__trivium_groups` when they
     are created. Existing topics keep their number. Never change it, because the records of one key would then be in two
     partitions"""
+    max_sessions: Annotated[int, Field(ge=1)] = 1_000_000
+    """sessions that are kept without a connection, and those with a will, of all clients of the Kafka cluster. Every
+    gateway holds them in memory. A CONNECT that would make one more gets 0x97 (3.1.1: 3); stored sessions are always
+    loaded and given to their clients"""
+    max_session_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 512 * MEBIBYTE
+    """bytes of their records: subscriptions and wills, plus 500 bytes each. More get 0x97, also a SUBSCRIBE"""
+    # Not a quarter: often all devices share one login, and then the share would be the limit.
+    max_sessions_per_principal: Annotated[int, Field(ge=0)] = 0
+    """the same for the sessions of one principal; all anonymous clients are one. 0: no limit of its own. Set it where
+    each device has a login"""
+    max_session_bytes_per_principal: Annotated[int, Field(ge=0)] = 0
+    """the same for the bytes of one principal's sessions; 0: no limit of its own"""
     max_retained: Annotated[int, Field(ge=1)] = 1_000_000
     """retained messages of all clients; further ones get 0x97. All of them are held in memory"""
     max_retained_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 512 * MEBIBYTE
@@ -160,6 +175,8 @@ class AmqpConfig(Section):
     max_transactions: Annotated[int, Field(ge=0)] = 1000
     """open transactions; a further declare is rejected with `amqp:resource-limit-exceeded`. An empty transaction costs
     a few hundred bytes; a transacted JMS session always has one open. 0: no transactions"""
+    max_transactions_per_client: Share = None
+    """how many of them of one client, by login name or anonymous address. Not set: a quarter"""
     transaction_producers: Annotated[int, Field(ge=1, le=1000)] = 16
     """Kafka producers for transactions, started on demand and closed after five idle minutes. As many transactions can
     contain messages at the same time; others wait. Their transactional ids are `trivium-<gateway>-<n>`; with Kafka ACLs
@@ -215,12 +232,18 @@ class HttpConfig(Section):
     """records in one request"""
     max_concurrent: Annotated[int, Field(ge=1)] = 1024
     """concurrent produce requests; further ones get 503"""
+    max_concurrent_per_client: Share = None
+    """how many of them from one client, by login name or anonymous address; more get 429. Not set: a quarter"""
     max_uploads: Annotated[int, Field(ge=1)] = 128
     """concurrent [uploads of lines](http.md#uploads); further ones get 503"""
+    max_uploads_per_client: Share = None
+    """how many of them from one client; more get 429. Not set: a quarter"""
     idempotency_window_s: Annotated[float, Field(gt=0, le=7 * 86400)] = 3600.0
     """how long a response is kept for its [`Idempotency-Key`](http.md#once), in the topic `__trivium_requests`"""
     max_idempotency_keys: Annotated[int, Field(ge=1)] = 100_000
     """idempotency keys that are kept; further ones get 503"""
+    max_idempotency_keys_per_client: Share = None
+    """how many of them from one client; more get 429. Not set: a quarter"""
     compress_from_bytes: Annotated[int, Field(ge=1)] = 4096
     """smallest response that is compressed (zstd, gzip, deflate) for clients that accept it"""
     max_line_bytes: Annotated[int, Field(ge=1024)] = 2 * MEBIBYTE
@@ -230,6 +253,8 @@ class HttpConfig(Section):
     than its bytes"""
     max_consumers: Annotated[int, Field(ge=1)] = 1000
     """consumer instances; further ones get 429"""
+    max_consumers_per_client: Share = None
+    """how many of them of one client; more get 429. Not set: a quarter"""
     consumer: ConsumerDefaults = ConsumerDefaults()
     consumer_idle_s: Annotated[float, Field(gt=0)] = 300.0
     """a consumer that sends no requests or does not read a poll's response is removed after this time, because it would
@@ -244,6 +269,8 @@ class HttpConfig(Section):
     """time limit for a request's head, for the pause between requests, and until a body starts to arrive"""
     max_streams: Annotated[int, Field(ge=1)] = 10_000
     """event streams, and the same number of HTTP WebSockets; further ones get 503"""
+    max_streams_per_client: Share = None
+    """how many of each from one client; more get 429. Not set: a quarter"""
     stream_heartbeat_s: Annotated[float, Field(gt=0)] = 15.0
     """interval of heartbeats on a stream without events: proxies close connections that are silent for 30 to 60 s"""
     reply_topic: str = "replies"
@@ -251,6 +278,8 @@ class HttpConfig(Section):
     `amqp.reply_topic`"""
     max_requests: Annotated[int, Field(ge=1)] = 1000
     """concurrent requests to devices; further ones get 503"""
+    max_requests_per_client: Share = None
+    """how many of them from one client; more get 429. Not set: a quarter"""
     max_request_wait_s: Annotated[float, Field(gt=0)] = 300.0
     """largest `timeout` of a request to a device"""
     max_active: Annotated[int, Field(ge=1)] = 20_000

@@ -90,15 +90,16 @@ class RawClient:
         self._aside: deque[packets.Packet] = deque()
 
     @classmethod
-    async def open(cls, address: tuple[str, int], version: int = 5) -> RawClient:
+    async def open(cls, address: tuple[str, int], version: int = 5, local_address: str | None = None) -> RawClient:
         """Connect the socket, without sending CONNECT."""
-        reader, writer = await asyncio.open_connection(*address)
+        local = None if local_address is None else (local_address, 0)
+        reader, writer = await asyncio.open_connection(*address, local_addr=local)
         return cls(reader, writer, Version(version))
 
     @classmethod
     async def connect(cls, address: tuple[str, int], client_id: str | None = None, **options: Any) -> RawClient:
         """Connect and store CONNACK in `connack`; `options` are fields of `packets.Connect` and its properties."""
-        client = await cls.open(address, options.pop("version", 5))
+        client = await cls.open(address, options.pop("version", 5), options.pop("local_address", None))
         names = packets.Connect.__struct_fields__
         fields = {name: options.pop(name) for name in list(options) if name in names}
         if options:

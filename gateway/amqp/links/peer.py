@@ -22,7 +22,8 @@ from gateway.limits.brakes import CreditPause, SendingPause
 from gateway.net.pump import Pump
 from gateway.pauses import SLOW_READER, Pause, pauses
 from gateway.security.authorization import Grant
-from gateway.security.identity import Identity
+from gateway.security.identity import Identity, share_of
+from gateway.security.throttle import address_of
 from mapping.amqp.addresses import AddressError, TargetAddress, parse_target
 from mapping.amqp.incoming import Destination, gateway_headers
 from protocols.amqp.connection import Connection
@@ -98,6 +99,12 @@ class Peer(abc.ABC):
     def principal(self) -> str | None:
         """The authenticated name, or None before the login. See `Publisher.submit`."""
         return None if self._identity is None else self._identity.name
+
+    @property
+    def share(self) -> str:
+        """What the client is counted by in limits that clients share; see `share_of`."""
+        assert self._identity is not None
+        return share_of(self._identity, address_of(self.pump.peer))
 
     def sender(self, link: Link) -> Sender:
         """Return the sender for `link`, whose records without a key share a partition (docs/adr/0098).

@@ -21,6 +21,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
+from flowcontrol.admission import Admission, Refusal
 from flowcontrol.backoff import backoff_s
 from flowcontrol.bucket import Bucket
 from gateway.kafka.cluster.cluster_admin import ClusterAdmin
@@ -140,8 +141,11 @@ class Groups:
         times: GroupTimes = GroupTimes(),  # noqa: B008 - immutable
         # bounds a join; `SilenceLimit.bound` ends it sooner when Kafka is silent
         patience: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
+        # how many groups may have members here, in all and opened by one client: each has a Kafka consumer
+        places: Admission | None = None,
     ) -> None:
         """Connect to Kafka with the first `join`."""
+        self._places = places
         self._lookup = lookup
         self._join_timeout_s = times.join_timeout_s
         self._patience = patience
@@ -180,13 +184,14 @@ class Groups:
         # which records stay in the log, unsettled, when no subscriber here selects them: for others, and for later
         # subscribers. None: no records
         queue: Condition | None = None,
+        client: str = "",  # that a group without members here is counted for (`identity.share_of`)
     ) -> Membership:
         """Join a group; returns when Kafka has assigned this process its partitions, which may be none.
 
         The subscriber may be offered records before this returns: it must report no capacity until it can accept them.
 
         Raises:
-            Refused: an unknown topic, no permission, no legal group, or Kafka does not answer.
+            Refused: an unknown topic, no permission, no legal group, too many groups, or Kafka does not answer.
         """
         if not group:
             raise Refused(Outcome.UNFIT, "the name of a group cannot be empty")
@@ -203,7 +208,9 @@ class Groups:
                 raise Refused(Outcome.BUSY, "the gateway is stopping")
             reader = self._readers.get(group)
             if reader is None:
+                self._take_place(client)
                 reader = self._readers[group] = self._new_reader(group)
+                reader.opened_by = client
                 reader.start()
             # Add the member before subscribing, so that its first records find an interested member.
             member = reader.add(
@@ -257,12 +264,20 @@ class Groups:
         async with self._lock(reader.group):
             if not reader.members and self._readers.get(reader.group) is reader:
                 del self._readers[reader.group]
+                if self._places is not None:
+                    self._places.leave(reader.opened_by)
                 await reader.close()
 
     async def ends(self, topic: str) -> dict[TopicPartition, int]:
         """See `Membership.ends`."""
         found = await self._lookup.existing((topic,))
         return await self._lookup.ends(found.get(topic, ()), led=True)
+
+    def _take_place(self, client: str) -> None:
+        refusal = None if self._places is None else self._places.enter(client)
+        if refusal is not None:
+            whose = "the gateway" if refusal is Refusal.FULL else "the client"
+            raise Refused(Outcome.FULL, f"{whose} has too many consumer groups with members")
 
     async def positions(self, group: str, topic: str) -> dict[int, OffsetAndMetadata]:
         """Return a group's committed offsets in a topic, by partition, after committing for its members here.

@@ -86,6 +86,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         early: Bucket,  # for commits
     ) -> None:
         self.group = group
+        self.opened_by = ""  # the client that it is counted for (`Groups.join`)
         self.topics: frozenset[str] = frozenset()
         self._new_consumer = partial(group_consumer, kafka, group, session_timeout_ms=times.session_timeout_ms)
         self._spawn = spawn

@@ -239,4 +239,8 @@ _AUDITED: Final = frozenset(
         ReasonCode.SERVER_BUSY, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
     }
 )  # fmt: skip
-_REFUSALS: Final = {Outcome.DENIED: ReasonCode.NOT_AUTHORIZED, Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
+_REFUSALS: Final = {
+    Outcome.DENIED: ReasonCode.NOT_AUTHORIZED,
+    Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED,
+    Outcome.FULL: ReasonCode.QUOTA_EXCEEDED,
+}

@@ -34,8 +34,9 @@ AT_EACH, IF_NEW, NEVER = 0, 1, 2  # Retain Handling (section 3.8.3.1)
 _NAMES: Final = {
     Outcome.DENIED: ReasonCode.NOT_AUTHORIZED,
     Outcome.UNFIT: ReasonCode.TOPIC_FILTER_INVALID,
+    Outcome.FULL: ReasonCode.QUOTA_EXCEEDED,
 }
-_DISCONNECT_CODES: Final = {Outcome.TOO_LARGE: ReasonCode.QUOTA_EXCEEDED}
+_TOO_MUCH: Final = frozenset({Outcome.TOO_LARGE, Outcome.FULL})
 
 
 class _Answer:
@@ -93,7 +94,7 @@ def _prefixed(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequ
 
 
 async def _save(client: ClientPort, session: Session, services: Services, new: Sequence[str] = ()) -> bool:
-    """Store the session, if it is kept; without its `new` subscriptions if it is too large with them.
+    """Store the session, if it is kept; without its `new` subscriptions if they are too much for it, or in all.
 
     Returns:
         Whether the client is still connected; it is disconnected if the session is not stored, or perhaps not.
@@ -102,10 +103,11 @@ async def _save(client: ClientPort, session: Session, services: Services, new: S
         try:
             await in_time(services.sessions.save(session), ANSWER_S)
         except Refused as refused:
-            if refused.outcome is Outcome.TOO_LARGE:
+            if refused.outcome in _TOO_MUCH:
                 for topic_filter in new:
                     await _remove(session, topic_filter)
-            client.disconnect(_DISCONNECT_CODES.get(refused.outcome, ReasonCode.SERVER_BUSY), refused.reason)
+            code = ReasonCode.QUOTA_EXCEEDED if refused.outcome in _TOO_MUCH else ReasonCode.SERVER_BUSY
+            client.disconnect(code, refused.reason)
             return False  # after a freeze, the session is left later
     return session.client is client
 

@@ -486,6 +486,8 @@ class Sessions:
         return SessionStatistics(
             connected=len(self),
             stored=len(self._store.records),
+            stored_bytes=self._store.records.size,
+            refused_total=self._store.records.refused,
             takeovers_total=self.takeovers,
             expired_total=self._expired,
             wills_total=self._wills.published,

@@ -235,8 +235,12 @@ class Sharing:
         self.leaving = turns.Share()
         topics.watch(self._topics_changed)
 
-    async def join(self, subscriber: SharedSubscriber, shared: Shared, subscription: SessionSubscription) -> Share:
+    async def join(
+        self, subscriber: SharedSubscriber, shared: Shared, subscription: SessionSubscription, client: str = ""
+    ) -> Share:
         """Make a session a member of a shared subscription; if it is one already, replace its options.
+
+        `client` is counted for a group without members (`Groups.join`).
 
         Returns when Kafka has assigned this process its partitions. Records stored from then on are delivered to the
         group, and so are those that a subscription that exists already has not delivered yet.
@@ -254,11 +258,11 @@ class Sharing:
             if share is None:
                 share = one.shares[subscriber] = Share(self, subscriber, shared, subscription, self._delivery)
             share.subscription = subscription
-            if await share.enter(functools.partial(self._enter, share, one)):
+            if await share.enter(functools.partial(self._enter, share, one, client)):
                 share.wake()
                 return share
 
-    async def _enter(self, share: Share, one: _Filter) -> Membership:
+    async def _enter(self, share: Share, one: _Filter, client: str) -> Membership:
         topics = (await needed_topics((share.topic_filter,), self._rules, self._topics))[share.topic_filter]
         if isinstance(topics, Refused):
             raise topics.bare()
@@ -273,6 +277,7 @@ class Sharing:
             offset_reset="earliest" if one.start.is_old else "latest",
             starts=one.start.offsets,
             subscription_filter=one.subscription_filter,
+            client=client,
         )
 
     def reads_only(self, topic_filter: str, topic: str) -> bool:

@@ -19,7 +19,7 @@ from gateway.mqtt.routing.messages import Packets
 from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.net.pump import Pump
 from gateway.security.authorization import Grant
-from gateway.security.identity import Identity
+from gateway.security.identity import Identity, share_of
 from gateway.security.throttle import address_of
 from mapping.record import Received
 from protocols.mqtt.connection import Connection
@@ -125,6 +125,13 @@ class ClientPort(abc.ABC):
     def window(self) -> int:
         """Number of further messages that the client's Receive Maximum allows."""
         return self._connection.outbound.free
+
+    @property
+    def share(self) -> str:
+        """What the client is counted by in limits that clients share; see `share_of`."""
+        assert self.grant is not None
+        assert self._pump is not None
+        return share_of(self.grant.identity, address_of(self._pump.peer))
 
     def enter_limits(self, limits: Limits, identity: Identity, former: ClientPort | None) -> None:
         """Count the connection for the limits (see `Limits.enter`); it replaces `former`, if there is one."""

@@ -70,7 +70,7 @@ class Shares:
             raise Refused(Outcome.DENIED, "not allowed to subscribe to this filter")
         queue = self._parts.sharing.reads_only(shared.topic_filter, shared.group)
         await self._parts.names.admit(client.grant, shared.group, shared.group if queue else None)
-        share = await self._parts.sharing.join(subscriber, shared, subscription)
+        share = await self._parts.sharing.join(subscriber, shared, subscription, client.share)
         refused = is_refused(client.grant, subscription.options.topic_filter)  # the rights may have changed meanwhile
         if client is self._deliveries.client and not refused:
             return share
@@ -91,7 +91,7 @@ class Shares:
             try:
                 share = await self._enter(subscription)
             except Refused as refused:
-                if refused.outcome is not Outcome.BUSY:
+                if refused.outcome not in {Outcome.BUSY, Outcome.FULL}:
                     log.warning("a shared subscription is not resumed", filter=topic_filter, reason=refused.reason)
                     return
                 await asyncio.sleep(RETRY_S)

@@ -10,6 +10,7 @@ import structlog
 
 from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.state import PendingWrite, StateTopic
+from gateway.mqtt.state.counted_records import CountedRecords, SessionLimits
 from gateway.mqtt.state.records import (
     GATEWAY,
     INFLIGHT,
@@ -36,11 +37,11 @@ AGAIN_S: Final = 1.0  # delay before a refused write is repeated
 class SessionStore:
     """Holds the last known records of all sessions, and writes them to Kafka."""
 
-    def __init__(self, owner: str) -> None:
-        """`owner` names this process in the header of every record."""
+    def __init__(self, owner: str, limits: SessionLimits = SessionLimits()) -> None:  # noqa: B008 - immutable
+        """`owner` names this process in the header of every record; `limits` apply to what clients ask for."""
         self.owner = owner
         self.leaving = False  # the gateway is stopping: the last in-flight record of a session releases it
-        self.records: dict[str, bytes] = {}  # client id -> session record, of all gateways
+        self.records = CountedRecords(limits)  # client id -> session record, of all gateways
         self.inflight: dict[str, bytes] = {}  # client id -> in-flight record
         self.stopped = False  # refused writes are no longer repeated
         self.invalid = 0  # records that were ignored
@@ -145,7 +146,12 @@ class SessionStore:
         self.put(SESSION, client_id, value, owner)
 
     async def save(self, client_id: str, record: SessionRecord, inflight: InflightRecord | None) -> None:
-        """Write both records and wait until they are stored; raise Refused if Kafka does not store them."""
+        """Write both records of a client's session and wait until they are stored.
+
+        Raises:
+            Refused: FULL, and nothing is written: too many sessions are stored. Else Kafka does not store them.
+        """
+        self.records.check(client_id, record.principal, encode(record))
         writes = [PendingWrite()]
         if inflight is not None:  # first: a subscription without an offset would start at the log's beginning
             writes.append(PendingWrite())

@@ -20,6 +20,7 @@ from aiohttp import web
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
+from flowcontrol.admission import Admission, Refusal, client_share
 from gateway.clients import SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.member_starts import StartsOfGroups
@@ -120,6 +121,7 @@ class Instance:
         self.last_commit = now
         self.wait_ms = 0  # default timeout of a poll, in the dialect that sets it with the consumer
         self.closed = False
+        self.client = ""  # that it is counted for
 
     # clients.Connected
 
@@ -180,6 +182,9 @@ class Consumers(OperationSet):
         self._lookup = services.lookup
         self._starts = StartsOfGroups(services.lookup)
         self._instances: dict[tuple[str, str], Instance | None] = {}  # None: being created
+        self._places = Admission(
+            config.max_consumers, client_share(config.max_consumers, config.max_consumers_per_client)
+        )
         self._deletions: dict[tuple[str, str], tuple[Identity, asyncio.Task[None]]] = {}  # running, with the owner
         self._timer: asyncio.TimerHandle | None = None
         self._draining = False
@@ -213,10 +218,14 @@ class Consumers(OperationSet):
         key = (group, name)
         if key in self._instances:
             raise RestError(409, NAME_TAKEN, fault=Fault.NAME_TAKEN)
-        if len(self._instances) >= self._config.max_consumers:
-            raise too_many("There are too many consumers; delete some or try again")
         if sum(1 for other, _ in self._instances if other == group) >= self._config.max_consumers_per_group:
             raise too_many("The group has too many consumers; delete some or try again")
+        client = call.connection.share
+        refusal = self._places.enter(client)
+        if refusal is Refusal.FULL:
+            raise too_many("There are too many consumers; delete some or try again")
+        if refusal is not None:
+            raise too_many(f"You have {self._places.limit_per_client} consumers; delete some or try again")
         self._instances[key] = None
         try:
             await self._names.admit(grant, group)
@@ -224,8 +233,10 @@ class Consumers(OperationSet):
             await member.start()
         except BaseException:
             del self._instances[key]
+            self._places.leave(client)
             raise
         instance = Instance(self, group, name, create.embedded, grant, member)
+        instance.client = client
         self._instances[key] = instance
         if self._draining:  # the shutdown started meanwhile
             await self._close(instance, delivered=False)
@@ -304,9 +315,15 @@ class Consumers(OperationSet):
         if last is deletion:  # else another consumer of this name is being deleted
             del self._deletions[key]
 
+    def _forget(self, instance: Instance) -> None:
+        """Give the instance's name and place back; later calls do nothing."""
+        if self._instances.get((instance.group, instance.name)) is instance:
+            del self._instances[instance.group, instance.name]
+            self._places.leave(instance.client)
+
     async def _close(self, instance: Instance, *, delivered: bool, ended: Ended = STOPPED) -> None:
         """Remove the instance immediately, then commit its positions and leave the group."""
-        self._instances.pop((instance.group, instance.name), None)
+        self._forget(instance)
         if self._presence is not None:
             self._presence.offline(instance.identifier, instance, ended)
         instance.closed = True
@@ -462,7 +479,7 @@ class Consumers(OperationSet):
                 unread.abort()
             if instance.used < oldest and instance.users == (unread is not None):
                 self._counts.reaped_total += 1
-                del self._instances[instance.group, instance.name]
+                self._forget(instance)
                 self._spawn(self._close(instance, delivered=False, ended=ABANDONED))
 
     async def drain(self) -> None:

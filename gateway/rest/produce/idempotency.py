@@ -32,7 +32,7 @@ from gateway.spawn import Spawn
 from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
 from mapping.record import GW_REQUEST, Received, Record
-from protocols.rest.errors import INTERNAL_ERROR, RestError, busy, unprocessable
+from protocols.rest.errors import INTERNAL_ERROR, RestError, busy, too_many, unprocessable
 from protocols.rest.responses import ErrorBody, Stored, encode, encode_results
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class KeyedRequests:
             raise busy("Too many requests with a key are in progress; try again")
         self._running.add(name)
         outcome: web.Response | RestError | Refused
-        outcome = await asyncio.shield(self._spawn(self._run(name, digest, call.grant, records)))
+        outcome = await asyncio.shield(self._spawn(self._run(name, digest, call, records)))
         if isinstance(outcome, Exception):
             try:
                 raise outcome
@@ -118,11 +118,11 @@ class KeyedRequests:
         return outcome
 
     async def _run(
-        self, name: str, digest: str, grant: Grant, records: list[Record]
+        self, name: str, digest: str, call: Call, records: list[Record]
     ) -> web.Response | RestError | Refused:
         """Execute a request independently of its client, and return its answer or error. Never raises."""
         try:
-            return await self._once(name, digest, grant, records)
+            return await self._once(name, digest, call.grant, _client(call), records)
         except (RestError, Refused) as error:
             return error.with_traceback(None)
         except Exception as error:  # contained, so that the client gets an answer
@@ -131,7 +131,7 @@ class KeyedRequests:
         finally:
             self._running.discard(name)
 
-    async def _once(self, name: str, digest: str, grant: Grant, records: list[Record]) -> web.Response:
+    async def _once(self, name: str, digest: str, grant: Grant, client: str, records: list[Record]) -> web.Response:
         now = self._wall_clock()
         attempt = KeptRequest(
             digest,
@@ -140,6 +140,7 @@ class KeyedRequests:
             until_ms=now + self._table.window_ms,
             lease_ms=now + int(PREPARE_S * 1000) + self._delivery_timeout_ms,
             scan={},
+            client=client,
         )
         before = self._table.find(name)
         if before is not None:
@@ -149,6 +150,8 @@ class KeyedRequests:
             attempt = msgspec.structs.replace(attempt, scan=before.scan, after=before.attempt)
         elif self._table.full:
             raise busy("Too many idempotency keys are kept; try again later, or without one")
+        elif self._table.is_greedy(client):
+            raise too_many(f"You have {self._table.most_of_client} idempotency keys; try again later, or without one")
         else:
             attempt = msgspec.structs.replace(attempt, scan=await self._ends(records[0].topic, grant.identity.name))
         await self._write(name, attempt)
@@ -270,6 +273,10 @@ def _name(call: Call, key: str) -> str:
         parts.append(identity.tenant)
     text = "\0".join(f"{len(part)}:{part}" for part in parts)
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _client(call: Call) -> str:
+    return hashlib.sha256(call.connection.share.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _in_progress(retry_after_s: int) -> RestError:

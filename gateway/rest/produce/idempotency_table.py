@@ -6,11 +6,13 @@ first attempt counts, and a later one only if it names the attempt that it takes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
+from flowcontrol.admission import client_share
 from gateway.kafka.contracts import Owner
 from gateway.kafka.state import StateTopic, StateTopics
 from mapping.record import Received
@@ -37,18 +39,32 @@ class KeptRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     after: str = ""  # the id of the attempt that this one takes over
     status: int = 0  # of the answer; 0 while there is none
     body: str = ""  # of the answer
+    client: str = ""  # who is counted for the key, as a hash
 
 
 class RequestTable:
     """The table. Bind it to the process's state topics before they are started."""
 
-    def __init__(self, *, gateway: str, window_s: float, max_keys: int, wall_clock: Callable[[], int]) -> None:
-        """Start empty; `apply` fills it. Answers are kept for `window_s`; `wall_clock` returns epoch milliseconds."""
+    def __init__(
+        self,
+        *,
+        gateway: str,
+        window_s: float,
+        max_keys: int,
+        max_keys_per_client: int | None = None,
+        wall_clock: Callable[[], int],
+    ) -> None:
+        """Start empty; `apply` fills it. Answers are kept for `window_s`; `wall_clock` returns epoch milliseconds.
+
+        `max_keys_per_client` is as in `client_share`.
+        """
         self.gateway = gateway
         self.window_ms = int(window_s * 1000)
         self.bytes = 0
         self.undecodable = 0
         self._max_keys = max_keys
+        self.most_of_client = client_share(max_keys, max_keys_per_client)
+        self._clients: Counter[str] = Counter()  # keys by client
         self._wall_clock = wall_clock
         self._kept: dict[str, tuple[KeptRequest, int]] = {}  # with the partition, in order of expiry
         self._topic: StateTopic | None = None
@@ -70,6 +86,11 @@ class RequestTable:
         """Whether no more keys can be kept now."""
         self._forget_old()
         return len(self._kept) >= self._max_keys or self.bytes >= LIMIT_BYTES
+
+    def is_greedy(self, client: str) -> bool:
+        """Whether a client has used up its share of the keys."""
+        self._forget_old()
+        return self._clients[client] >= self.most_of_client
 
     @property
     def count(self) -> int:
@@ -98,6 +119,7 @@ class RequestTable:
         if new.until_ms > self._wall_clock():
             self._kept[name] = (new, record.partition)
             self.bytes += _size(new)
+            self._clients[new.client] += 1
 
     def restarted(self, partition: int) -> None:
         """Drop the keys of a partition, which is read again from its beginning (`StateTopics.open`)."""
@@ -116,6 +138,10 @@ class RequestTable:
         known = self._kept.pop(name, None)
         if known is not None:
             self.bytes -= _size(known[0])
+            client = known[0].client
+            self._clients[client] -= 1
+            if not self._clients[client]:
+                del self._clients[client]
 
 
 def _follows(new: KeptRequest, known: KeptRequest) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Annotated
 
 import msgspec
 from aiohttp import StreamReader, web
 
+from flowcontrol.admission import Admission, Refusal, client_share
 from gateway.config import HttpConfig
 from gateway.kafka.publish.publisher import Publisher
 from gateway.rest.produce.streamed_records import Upload
@@ -22,7 +24,7 @@ from gateway.statistics import counter, gauge
 from gateway.turns import Slices
 from mapping.record import Headers, Record
 from mapping.rest.incoming import from_lines
-from protocols.rest.errors import SHUTTING_DOWN, RestError, busy
+from protocols.rest.errors import SHUTTING_DOWN, RestError, busy, too_many
 from protocols.rest.responses import ErrorBody, error_body
 from protocols.rest.splitters import LineSplitter
 from protocols.rest.streaming import LINES_TYPE
@@ -67,6 +69,38 @@ class LineUpload(Upload):
         ]
 
 
+class _Running:
+    """An upload in progress: how much came, and how long the gateway waited for it."""
+
+    __slots__ = ("_clock", "_received", "_since", "_waited_s", "content")
+
+    def __init__(self, content: StreamReader) -> None:
+        self.content = content
+        self._clock = asyncio.get_running_loop().time
+        self._received = 0  # bytes
+        self._waited_s = 0.0
+        self._since: float | None = None  # since when the gateway waits for the next part
+
+    async def timed(self, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the parts; the time between them counts, that in which the gateway works does not."""
+        self._since = self._clock()
+        async for part in parts:
+            self._waited_s, self._since = self.waited_s, None
+            self._received += len(part)
+            yield part
+            self._since = self._clock()
+
+    @property
+    def waited_s(self) -> float:
+        """How long the gateway has waited for the client."""
+        return self._waited_s + (0.0 if self._since is None else self._clock() - self._since)
+
+    def is_slow(self, grace_s: float, rate: int) -> bool:
+        """Whether less than `rate` bytes/s came, after `grace_s` seconds."""
+        waited_s = self.waited_s
+        return waited_s > grace_s and self._received < (waited_s - grace_s) * rate
+
+
 class Uploads(OperationSet):
     """The operation that stores lines. It also runs the uploads of other dialects."""
 
@@ -75,14 +109,15 @@ class Uploads(OperationSet):
         self._overload = overload
         self._config = config
         self._idle_s = config.header_timeout_s  # the longest pause of a client, in sending or in reading its reports
-        self._active: set[StreamReader] = set()
+        self._places = Admission(config.max_uploads, client_share(config.max_uploads, config.max_uploads_per_client))
+        self._active: set[_Running] = set()
         self._counts = UploadsStatistics()
         self.operations = {"uploadRecords": self.upload}
 
     async def drain(self) -> None:
         """Stop reading uploads; report the records that were read, then end each upload with an error."""
-        for content in self._active:
-            content.set_exception(busy(SHUTTING_DOWN, close=True))
+        for running in self._active:
+            running.content.set_exception(busy(SHUTTING_DOWN, close=True))
 
     async def upload(self, call: Call, topic: str) -> web.StreamResponse:
         """`POST /topics/{topicname}/records`."""
@@ -106,13 +141,10 @@ class Uploads(OperationSet):
         """
         if not call.grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
-        if len(self._active) >= self._config.max_uploads:  # each holds up to `streamed_records.WINDOW` reports
-            raise busy("Too many uploads; try again", close=True)
-        with call.enter(self._overload, topic) as slot:
+        with call.enter(self._overload, topic) as slot, self._place(call) as running:
             await self._publisher.topic(topic, principal=call.grant.identity.name)
             upload = make()
             slot.budget = upload.budget
-            self._active.add(call.request.content)
             self._counts.uploads_total += 1
             try:
                 answer = await call.stream(media)
@@ -122,7 +154,7 @@ class Uploads(OperationSet):
                     ended = None
                     try:
                         slices = Slices()
-                        async for part in call.pieces(self._idle_s):
+                        async for part in running.timed(call.pieces(self._idle_s)):
                             before = upload.taken
                             for _ in upload.feed(part):
                                 await upload.wait_for_capacity()
@@ -144,9 +176,38 @@ class Uploads(OperationSet):
                 raise ConnectionError("the client has disconnected") from group
             finally:
                 upload.close()
-                self._active.discard(call.request.content)
                 self._counts.records_total += upload.taken
                 self._counts.records_failed_total += upload.failures
+
+    @contextlib.contextmanager
+    def _place(self, call: Call) -> Iterator[_Running]:
+        """Count an upload until the end of the block: each holds up to `streamed_records.WINDOW` reports.
+
+        Raises:
+            RestError: 503 or 429 if there is no place. A slow upload is ended then, so that the next try finds one.
+        """
+        client = call.connection.share
+        refusal = self._places.enter(client)
+        if refusal is not None:
+            self._end_slow()
+            if refusal is Refusal.FULL:
+                raise busy("Too many uploads; try again", close=True)
+            raise too_many(f"You have {self._places.limit_per_client} uploads in progress; try again", close=True)
+        running = _Running(call.request.content)
+        self._active.add(running)
+        try:
+            yield running
+        finally:
+            self._active.discard(running)
+            self._places.leave(client)
+
+    def _end_slow(self) -> None:
+        """End the slowest upload that comes too slowly, if there is one; only while others wait for a place."""
+        config = self._config
+        slow = [one for one in self._active if one.is_slow(config.header_timeout_s, config.min_upload_rate)]
+        if slow:
+            slowest = max(slow, key=lambda one: one.waited_s)
+            slowest.content.set_exception(RestError(408, "The upload comes too slowly while others wait", close=True))
 
     def statistics(self) -> UploadsStatistics:
         """Return the counts so far; records are counted at the end of their upload."""

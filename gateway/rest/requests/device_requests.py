@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import msgspec
 from aiohttp import web
 
+from flowcontrol.admission import Admission, Refusal, client_share
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.lingering import LingeringWatch
@@ -29,7 +30,7 @@ from mapping.record import MQTT_TOPIC, Header, Received, Record
 from mapping.rest_requests import answer_fields, correlation_of, request_headers
 from mapping.tenants import Names
 from protocols.mqtt.topics import is_valid_name
-from protocols.rest.errors import RestError, busy, unprocessable
+from protocols.rest.errors import RestError, busy, too_many, unprocessable
 
 LINGER_S: Final = 30.0  # how long the reply topic is read after the last request, to count late answers
 
@@ -141,6 +142,7 @@ class DeviceRequests(OperationSet):
         answer = services.rules.destination(f"{config.reply_topic}/x")
         self._mqtt_answers = (answer.topic, answer.key) == (config.reply_topic, b"x")
         self._counts = RequestsStatistics()
+        self._places = Admission(config.max_requests, client_share(config.max_requests, config.max_requests_per_client))
         self.operations = {"request": self.request}
 
     async def request(self, call: Call, address: str) -> web.StreamResponse:
@@ -149,11 +151,9 @@ class DeviceRequests(OperationSet):
         destination = self._destination(address, names)
         _check_right(call.grant, destination, address)
         timeout_ms = min(call.query["timeout"], round(self._config.max_request_wait_s * 1000))
-        if self._waiting >= self._config.max_requests:
-            raise busy("Too many requests wait for devices; try again")
-        self._counts.requests_total += 1
         replies = self._replies_for(names)
-        with replies.expect_answer() as (correlation_id, answered):
+        with self._place(call.connection.share), replies.expect_answer() as (correlation_id, answered):
+            self._counts.requests_total += 1
             principal = call.grant.identity.name
             with call.enter(self._overload, destination.topic) as slot:
                 body = await call.unchecked_body()
@@ -179,6 +179,19 @@ class DeviceRequests(OperationSet):
                 raise self._timed_out(timeout_ms) from error
         self._counts.answered_total += 1
         return _shown(answer)
+
+    @contextmanager
+    def _place(self, client: str) -> Iterator[None]:
+        """Count a request until the end of the block; RestError 503 or 429 if there is no place."""
+        refusal = self._places.enter(client)
+        if refusal is Refusal.FULL:
+            raise busy("Too many requests wait for devices; try again")
+        if refusal is not None:
+            raise too_many(f"You have {self._places.limit_per_client} requests that wait for devices; try again")
+        try:
+            yield
+        finally:
+            self._places.leave(client)
 
     def _replies_for(self, names: Names) -> Replies:
         """Return the replies of a tenant."""

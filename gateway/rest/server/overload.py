@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Self
 
+from flowcontrol.admission import Admission, Refusal, client_share
 from flowcontrol.budget import ConnectionBudget
 from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
 from gateway.kafka.publish.publisher import Publisher
@@ -11,7 +12,7 @@ from gateway.limits.brakes import Pace, Turn
 from gateway.net.http_server import HttpConnection
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.security.identity import Identity
-from protocols.rest.errors import busy
+from protocols.rest.errors import busy, too_many
 
 BODIES_LIMIT: Final = 64 * 1024 * 1024
 """Bytes of all request bodies that are being received. With the publisher's budget it bounds the memory."""
@@ -23,14 +24,19 @@ SMALL: Final = 64 * 1024
 class OverloadGuard:
     """The limits that all produce requests share: budgets for Kafka, concurrent requests, bytes of bodies."""
 
-    def __init__(self, publisher: Publisher, limits: RequestLimits, max_concurrent: int) -> None:
-        """Refuse requests when the publisher's budgets or the client's rate are used up, or over `max_concurrent`."""
+    def __init__(
+        self, publisher: Publisher, limits: RequestLimits, max_concurrent: int, per_client: int | None = None
+    ) -> None:
+        """Refuse requests when the publisher's budgets or the client's rate are used up, or over `max_concurrent`.
+
+        `per_client` is the share of one client; see `client_share`.
+        """
         self._slots: dict[ProduceSlot, None] = {}
         self.receiving = 0
         self.refused = 0
         self._publisher = publisher
         self._limits = limits
-        self._max_concurrent = max_concurrent
+        self._places = Admission(max_concurrent, client_share(max_concurrent, per_client))
 
     @property
     def active(self) -> int:
@@ -49,7 +55,7 @@ class OverloadGuard:
         Raises:
             RestError: 429 or 503 with Retry-After.
         """
-        slot = ProduceSlot(self._slots, topic, connection, size, identity.name, self._limits)
+        slot = ProduceSlot(self, topic, connection, size, identity.name, self._limits)
         if connection.limits is not None:
             slot.pace = self._limits.check_publishing(connection, slot.subject)
         publisher = self._publisher
@@ -64,10 +70,19 @@ class OverloadGuard:
         unacknowledged = connection.unacknowledged
         if unacknowledged is not None and not unacknowledged.gate.is_open:
             raise self._refuse("Too many of your records wait for Kafka; try again")
-        if len(self._slots) >= self._max_concurrent:
+        refusal = self._places.enter(slot.client)
+        if refusal is Refusal.FULL:
             raise self._refuse("Too many requests wait for Kafka; try again")
+        if refusal is not None:
+            self.refused += 1
+            raise too_many(f"{self._places.limit_per_client} of your requests wait for Kafka; try again", close=True)
         self._slots[slot] = None
         return slot
+
+    def leave(self, slot: ProduceSlot) -> None:
+        """Stop counting a request."""
+        del self._slots[slot]
+        self._places.leave(slot.client)
 
     def receive_body(self, size: int) -> None:
         """Count bytes of a body that is being received; the caller releases them with `release_body`.
@@ -92,11 +107,13 @@ class OverloadGuard:
 class ProduceSlot:
     """One produce request in progress, until the end of its `with` block or `leave`; a `gateway.flow.Flowing`."""
 
-    __slots__ = ("_connection", "_limits", "_principal", "_size", "_slots", "_topic", "budget", "pace", "records")
+    __slots__ = (
+        "_connection", "_guard", "_limits", "_principal", "_size", "_topic", "budget", "client", "pace", "records",
+    )  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - the parts of a request
         self,
-        slots: dict[ProduceSlot, None],
+        guard: OverloadGuard,
         topic: str,
         connection: HttpConnection,
         size: int,
@@ -104,7 +121,8 @@ class ProduceSlot:
         limits: RequestLimits,
     ) -> None:
         self._limits = limits
-        self._slots = slots
+        self._guard = guard
+        self.client = connection.share
         self._topic = topic
         self._connection = connection
         self._size = size
@@ -121,7 +139,7 @@ class ProduceSlot:
 
     def leave(self) -> None:
         """Stop counting the request."""
-        del self._slots[self]
+        self._guard.leave(self)
 
     def count_records(self, records: int, size: int) -> None:
         """Count records that were read from the body, and their `size` in bytes.

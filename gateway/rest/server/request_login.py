@@ -11,7 +11,7 @@ from gateway.net.http_server import HttpConnection
 from gateway.security.authorization import AccessList
 from gateway.security.credentials import name_and_password
 from gateway.security.fair_queue import Busy, Unavailable
-from gateway.security.identity import Identity
+from gateway.security.identity import Identity, share_of
 from gateway.security.origins import Origins
 from gateway.security.tenants import NoTenantError, without_tenant
 from protocols.rest.errors import RestError, busy
@@ -112,13 +112,6 @@ class RequestLogin:
             raise forbidden(str(error)) from None
         grant = access.for_client(identity, peer=connection.peer)
         return AuthenticatedClient(grant, expires_ms, share_of(identity, connection.address), login, access.rulebook)
-
-
-def share_of(identity: Identity, address: str) -> str:
-    """Return what a client's concurrent requests are counted by: its name and tenant, or an anonymous one's address."""
-    if identity.method == "anonymous":
-        return f"/{address}"  # cannot be mistaken for a login's name
-    return identity.name if identity.tenant is None else f"{identity.tenant}\0{identity.name}"
 
 
 async def _by_credentials(connection: HttpConnection, header: str) -> tuple[Identity, int | None]:

@@ -50,11 +50,11 @@ class GroupSubscriber:
         self._joined = False
         self.membership: Membership  # while it has joined; settles the delivered records
 
-    async def join(self, grant: Grant, group: str, topic: str, start: str | None) -> None:
+    async def join(self, grant: Grant, group: str, topic: str, start: str | None, client: str) -> None:
         """Join the client's group, and accept records from now on.
 
         A group that has committed nothing starts at the beginning of the topic if `start` is `BEGINNING`, else at its
-        end.
+        end. `client` is counted for the group (`share_of`).
 
         Raises:
             Refused: As `GroupNames.admit` and `Groups.join`.
@@ -62,7 +62,7 @@ class GroupSubscriber:
         services, group = self._services, grant.names.group(group)
         await services.names.admit(grant, group, topic)
         reset: OffsetReset = "earliest" if start == BEGINNING else "latest"
-        self.membership = await services.groups.join(group, [topic], self, offset_reset=reset)
+        self.membership = await services.groups.join(group, [topic], self, offset_reset=reset, client=client)
         self._joined = True
         self._holding.gate.subscribe(self._share_changed)
         self.wake()

@@ -47,6 +47,8 @@ def live_form(embedded: Format, name: str, names: Names) -> Form:
 class MessageStream(Protocol):
     """The connection of a subscription. It is a Protocol because a `LiveSession` makes its subscriptions itself."""
 
+    share: str  # see `gateway.security.identity.share_of`
+
     @property
     def has_capacity(self) -> bool:
         """Whether one more record can be sent."""
@@ -118,7 +120,7 @@ class Subscription:
         source: FeedSubscriber | GroupSubscriber
         if message.group is not None:
             source = GroupSubscriber(self, self._chosen, services)
-            await source.join(grant, message.group, self._topic, message.start)
+            await source.join(grant, message.group, self._topic, message.start, self._stream.share)
             position = None
         else:
             span = await find_span(services.lookup, self._topic, self._wanted, END)

@@ -32,7 +32,7 @@ from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
 from gateway.rest.streams.live_subscription import Subscription
-from gateway.rest.streams.stream_session import TOO_MANY, Streams, StreamSession
+from gateway.rest.streams.stream_session import Streams, StreamSession
 from gateway.statistics import counter, gauge
 from mapping.rest.incoming import to_records
 from protocols.connection import ConnectionClosed, ConnectionFailed
@@ -355,8 +355,7 @@ class Live(Streams[LiveSession]):
         """`GET /stream`."""
         offer = check_upgrade(call.request)
         subprotocol = offer.choose((SUBPROTOCOL,))
-        if self.is_full:
-            raise busy(TOO_MANY)
+        self.check_full(call)
 
         def take_over(transport: asyncio.Transport, received: bytes) -> None:
             self.counts.opened_total += 1

@@ -31,7 +31,7 @@ from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds, FeedSubscriber, Form
 from gateway.rest.streams.group_subscriber import GroupSubscriber, is_refused
-from gateway.rest.streams.stream_session import PENDING, TOO_MANY, Streams, StreamSession
+from gateway.rest.streams.stream_session import PENDING, Streams, StreamSession
 from gateway.statistics import counter, gauge
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter, view_line
@@ -280,9 +280,11 @@ class EventStreams(Streams[EventStream]):
         if not call.grant.subscribe.some(topic):
             raise forbidden(f"read {topic}")
         chosen = RecordFilter(call.query.get("key", ()), call.query.get("header", ()))
-        if self.is_full:
+        try:
+            self.check_full(call)
+        except RestError:
             self.counts.refused_total += 1
-            raise busy(TOO_MANY)
+            raise
         stream = EventStream(self, topic, call)
         self._opening += 1
         try:
@@ -330,7 +332,7 @@ class EventStreams(Streams[EventStream]):
         if start not in (BEGINNING, END):
             raise unprocessable("A group can only start at the beginning or the end - at query parameter `from`")
         subscriber = GroupSubscriber(stream, chosen, self.services)
-        await subscriber.join(call.grant, query["group"], topic, start)
+        await subscriber.join(call.grant, query["group"], topic, start, call.connection.share)
         return subscriber
 
     async def drain(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import abc
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
+from flowcontrol.admission import client_share
 from gateway.clients import CLOSED, SUBSCRIPTIONS, ClientView, Kind, SubscriptionView
 from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
 from gateway.limits.brakes import SendingPause
@@ -23,6 +25,7 @@ from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
 from gateway.security.authorization import Grant
 from gateway.security.expiry import Expiry
+from protocols.rest.errors import busy, too_many
 from protocols.rest.event_connection import EventConnection
 from protocols.rest.live_connection import LiveConnection
 
@@ -42,6 +45,8 @@ class StreamSession(abc.ABC):
         self.connection = connection
         self.grant = call.grant
         self.principal = call.grant.identity.name
+        self.share = call.connection.share  # what it is counted by
+        self.streams: Streams[Any] | None = None  # that count it, while it is open
         self._peer = call.connection.peer
         self._presence = streams.services.presence
         self._presence_key = stream_key(call.grant.names.mqtt(self.principal))
@@ -73,6 +78,9 @@ class StreamSession(abc.ABC):
 
     def disconnected(self, reason: str) -> None:
         """End the session: its connection is closed."""
+        if self.streams is not None:
+            self.streams.left(self)
+            self.streams = None
         if self._presence is not None:
             self._presence.offline(self._presence_key, self, self._ended)
         self._expiry.release()
@@ -176,17 +184,33 @@ class Streams(OperationSet, Generic[Session]):
         self.feeds = feeds
         self.pumps = Pumps(services.spawn, outgoing=services.publisher.budgets.outgoing)
         self._opening = 0  # requests that are opening a session
+        self._clients: Counter[str] = Counter()  # open sessions, by client
         services.access_list.watch(self._rights_changed)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether there are as many sessions as the configuration allows."""
-        return len(self.pumps) + self._opening >= self.services.config.max_streams
+    def check_full(self, call: Call) -> None:
+        """Raise RestError if there are as many sessions as the configuration allows, in all (503) or of a client (429).
+
+        Sessions that are being opened count in all only.
+        """
+        config = self.services.config
+        if len(self.pumps) + self._opening >= config.max_streams:
+            raise busy(TOO_MANY)
+        most = client_share(config.max_streams, config.max_streams_per_client)
+        if self._clients[call.connection.share] >= most:
+            raise too_many(f"You have {most} streams; close some or try again")
+
+    def left(self, session: StreamSession) -> None:
+        """Stop counting a session for its client."""
+        self._clients[session.share] -= 1
+        if not self._clients[session.share]:
+            del self._clients[session.share]
 
     def connect(
         self, session: Session, connection: HttpConnection, transport: asyncio.Transport, received: bytes
     ) -> None:
         """Hand a socket that the HTTP connection has released to a session."""
+        self._clients[session.share] += 1
+        session.streams = self
         pump = self.pumps.open(session.connection, session, connection.entrance)
         pump.source = connection.source
         transport.set_protocol(pump)

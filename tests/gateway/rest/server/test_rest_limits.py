@@ -14,8 +14,7 @@ from gateway.limits.brakes import Brake, Pace
 from gateway.pauses import RATES, pauses
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit
-from gateway.rest.server.request_login import share_of
-from gateway.security.identity import Identity
+from gateway.security.identity import Identity, share_of
 from protocols.rest.errors import RestError
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, raw_exchange, running_gateway
 from tests.support.waiting import wait_until
