@@ -57,9 +57,9 @@ class Commits(msgspec.Struct, eq=False):
     @property
     def works(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
         """The tasks of a reader that commits."""
-        return self._run, self._follow_handed_out, self._follow_retention
+        return self.run, self.follow_handed_out, self.follow_retention
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
         """Commit settled records: soon if they are few, so that a crash brings few again; else once a second."""
         while True:
             await self._dispatch.progress.wait()
@@ -78,7 +78,7 @@ class Commits(msgspec.Struct, eq=False):
         self._early.spend(1, now)
         return min(COMMIT_INTERVAL_S, max(EARLY_S, BUILDS * self._build_s))
 
-    async def _follow_handed_out(self) -> None:
+    async def follow_handed_out(self) -> None:
         """Commit which records subscribers hold for longer than the interval, though nothing is settled."""
         handed_out = self._dispatch.handed_out
         while True:
@@ -152,7 +152,7 @@ class Commits(msgspec.Struct, eq=False):
                 offsets[assigned] = found
         return offsets
 
-    async def _follow_retention(self) -> None:
+    async def follow_retention(self) -> None:
         """Drop unselected records that retention has deleted, so that commits do not wait for them."""
         while True:
             await asyncio.sleep(RETENTION_S)
