@@ -22,7 +22,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import READ_COMMITTED, FetchResult, PartitionRecords
 from aiokafka.errors import CorruptRecordException
 
-from gateway.kafka.driver.record_batch import BEHIND_THE_END, FetchedBatches, offset_behind, parsed, records
+from gateway.kafka.driver.record_batch import BEHIND_THE_END, FetchedBatches, offset_behind, records
 from mapping.record import Received
 
 FETCHED_AGAIN: Final = 3
@@ -127,9 +127,8 @@ def _unpack(source: PartitionRecords, end: int, trials: _Trials) -> Iterator[Rec
     most = trials.most_headers
     batches = source._records
     while batches.has_next():
-        raw = batches.next_bytes()
         try:
-            batch = parsed(raw)
+            batch = batches.next_batch()
             if not batch.validate_crc():
                 raise CorruptRecordException("its checksum is wrong")
             if batch.next_offset > end:
@@ -148,6 +147,7 @@ def _unpack(source: PartitionRecords, end: int, trials: _Trials) -> Iterator[Rec
             continue
         except Exception as error:  # whatever aiokafka or a codec raises for these bytes
             why = _reason(error)
+        raw = batches.last
         behind = offset_behind(raw, source.next_fetch_offset, end)
         try:
             for found in records(topic, partition, raw, end, most):

@@ -46,49 +46,49 @@ class FetchedBatches:
     That one parses a batch ahead, so what it raises may concern this batch or the next.
     """
 
-    __slots__ = ("_at", "_data", "_view")
+    __slots__ = ("_at", "_data", "_end", "_size", "_view", "_whole", "last")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._view = memoryview(data)
+        self._size = len(data)
         self._at = 0
+        self._end = 0  # of the next batch; this and the next by `has_next`
+        self._whole = False
+        self.last = self._view  # the bytes of the batch that `next_batch` returned or refused
 
     def size_in_bytes(self) -> int:
         """Return how many bytes were fetched."""
-        return len(self._data)
+        return self._size
 
     def has_next(self) -> bool:
         """Whether there is another batch. A broker cuts the last one, but always sends the first whole (KIP-74)."""
-        left = len(self._data) - self._at
-        return left > 0 and (self._at == 0 or (left >= _SHORTEST and self._size() <= left))
-
-    def next_bytes(self) -> memoryview:
-        """Return the next batch as bytes; all that are left if its length is wrong."""
-        at, left = self._at, len(self._data) - self._at
-        size = self._size() if left >= _SHORTEST else left
-        self._at = at + size if _SHORTEST <= size <= left else len(self._data)
-        return self._view[at : self._at]
+        at, size = self._at, self._size
+        self._end, self._whole = size, False
+        if at + _SHORTEST > size:
+            return at == 0 < size
+        end = at + _LENGTH_AT + _INT32.size + _INT32.unpack_from(self._data, at + _LENGTH_AT)[0]
+        if at + _SHORTEST <= end <= size:
+            self._end, self._whole = end, True
+            return True
+        return at == 0 or end <= size
 
     def next_batch(self) -> Any:
-        """Return the next batch. Raises CorruptRecordException if its bytes are none."""
-        return parsed(self.next_bytes())
+        """Return aiokafka's object for the batch that `has_next` has found.
 
-    def _size(self) -> int:
-        length: int = _INT32.unpack_from(self._data, self._at + _LENGTH_AT)[0]
-        return _LENGTH_AT + _INT32.size + length
-
-
-def parsed(batch: memoryview) -> Any:
-    """Return aiokafka's object for the bytes of a batch. Raises CorruptRecordException if they are none."""
-    size = len(batch)
-    if size < _SHORTEST or _LENGTH_AT + _INT32.size + _INT32.unpack_from(batch, _LENGTH_AT)[0] != size:
+        Raises:
+            CorruptRecordException: its length is wrong; `last` is all that was left.
+        """
+        at, end = self._at, self._end
+        self._at = end
+        self.last = raw = self._view[at:end]
+        if self._whole:
+            magic = self._data[at + _MAGIC_AT]
+            if magic < MAGIC:
+                return LegacyRecordBatch(raw, magic)
+            if end - at >= _RECORDS_AT:
+                return DefaultRecordBatch(raw)
         raise CorruptRecordException("its length is wrong")
-    magic = batch[_MAGIC_AT]
-    if magic < MAGIC:
-        return LegacyRecordBatch(batch, magic)
-    if size < _HEADER.size:
-        raise CorruptRecordException("its length is wrong")
-    return DefaultRecordBatch(batch)
 
 
 def offset_behind(batch: memoryview, offset: int, end: int) -> int:
