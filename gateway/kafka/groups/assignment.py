@@ -47,6 +47,14 @@ class SubscriptionFilter(NamedTuple):
     name: Hashable
 
 
+class GivenBack(msgspec.Struct, frozen=True, eq=False):
+    """How often a delivery was given back without a pause by members that settled nothing in between."""
+
+    member: Member  # the last one that gave it back
+    settled: int  # how many records that one had settled by then
+    count: int
+
+
 class Delivery(msgspec.Struct, eq=False):
     """An unsettled record for one pool: held by a member, ready for one, or waiting for its next attempt."""
 
@@ -57,6 +65,7 @@ class Delivery(msgspec.Struct, eq=False):
     attempts: int = 0  # how often it came back
     failures: int = 0  # how many of these failed
     returns: int = 0  # how often it waited for a back-off, which grows with this count
+    given_back: GivenBack | None = None  # without a pause
     kept: bool = False  # stays in the log when all members have declined it
     declined: set[Member] | None = None  # the members known not to want it
 
@@ -255,8 +264,7 @@ class Member:
     pools: list[Pool] = field(default_factory=list)  # from which it gets records
     full: bool = False  # has no capacity, until `wake`
     resting: bool = False  # is full for a while, whatever its subscriber says (`redelivery.Rests`)
-    # how often it has given records back since it settled one, by partition and offset
-    returned: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
+    settled: int = 0  # how many records it has settled
     served: int = 0  # the number of its last record among all that members got in turn; 0 before the first
     # its unsettled deliveries, by the identity of the record (the delivery keeps the record alive), in the order of
     # their offers

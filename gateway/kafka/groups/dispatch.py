@@ -167,13 +167,13 @@ class Dispatch:
         delivery = self._take_back(member, record)
         if delivery is not None:
             delivery.assigned.finish(record.offset)
-            member.returned.clear()
+            member.settled += 1
             self.progress.set()
 
     def done_all(self, member: Member, records: Sequence[Received]) -> None:
         """Settle records, in this order."""
         held = member.held
-        member.returned.clear()
+        member.settled += len(records)
         run: list[int] = []  # offsets of one partition
         assigned: AssignedPartition | None = None
         for record in records:

@@ -61,8 +61,7 @@ group, and new topics often come in bursts."""
 
 SPAN: Final = 50_000
 """How many records of a partition may be tracked behind an unsettled one (about 100 bytes each), plus the blocks of
-1,024 offsets that have unselected records (at most 250 bytes each). A thousand clients with windows of 20 on one
-partition stay below, and so does a queue with 50 million records behind its first unselected one."""
+1,024 offsets with unselected ones (250 bytes each): 1,000 windows of 20, or 50 million records behind the first one."""
 
 RETRY_S: Final = 0.5
 

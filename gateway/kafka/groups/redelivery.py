@@ -8,16 +8,14 @@ from typing import Final
 
 import msgspec
 
-from gateway.kafka.groups.assignment import Delivery, Member
+from gateway.kafka.groups.assignment import Delivery, GivenBack, Member
 
 AT_ONCE: Final = 10
-"""How often a member may give the same record back without a pause, while it settles no other."""
-REMEMBERED: Final = 10_000
-"""For how many records of a member this is counted."""
+"""How often the same record may be given back without a pause by members that settle no other."""
 
 
 class Rests(msgspec.Struct, eq=False):
-    """The pauses of members that give the same record back more than `AT_ONCE` times and settle nothing in between.
+    """The pauses of members that give back a record that came back more than `AT_ONCE` times, and settle no other.
 
     Other members get the record immediately. A record that is given back without a pause keeps its place.
     """
@@ -28,15 +26,14 @@ class Rests(msgspec.Struct, eq=False):
 
     def count(self, member: Member, delivery: Delivery) -> None:
         """Count that a member has given a delivery back; if too often, it gets no records for a while."""
-        returned = member.returned
-        if len(returned) >= REMEMBERED:
-            returned.clear()
-        place = (delivery.assigned.partition, delivery.record.offset)
-        returns = returned[place] = returned.get(place, 0) + 1
-        if returns > AT_ONCE and not member.resting:
+        last = delivery.given_back
+        has_progressed = last is not None and last.member is member and last.settled != member.settled
+        count = 1 if last is None or has_progressed else last.count + 1
+        delivery.given_back = GivenBack(member, member.settled, count)
+        if count > AT_ONCE and not member.resting:
             member.resting = True
             member.fill()
-            pause = self._backoff_s(returns - AT_ONCE - 1)
+            pause = self._backoff_s(count - AT_ONCE - 1)
             self._timers[member] = asyncio.get_running_loop().call_later(pause, self._end, member)
 
     def forget(self, member: Member) -> None:

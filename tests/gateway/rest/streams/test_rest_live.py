@@ -187,6 +187,26 @@ async def test_subscriptions_with_the_same_name_get_the_same_records(
         assert {record["id"] for record in texts} == {"t"}
 
 
+async def test_released_records_return_immediately_and_in_their_places(
+    http: aiohttp.ClientSession, new_topic: NewTopicFactory
+) -> None:
+    topic = await new_topic(partitions=1)
+    async with talk(http) as client:
+        await client.say("produce", "p", topic=topic, records=[{"value": number} for number in range(6)])
+        await client.hear("produced")
+        ask_for = {"topic": topic, "group": f"{topic}-group", "from": "beginning"}
+        await client.say("subscribe", "g", **ask_for, credit=6)
+        await client.hear("subscribed")
+        began = time.monotonic()
+        for _ in range(8):
+            found = await client.records(6)
+            assert [(record["record"]["value"], record["attempts"]) for record in found] == [(n, 0) for n in range(6)]
+            deliveries = [record["delivery"] for record in found]
+            await client.say("release", "g", deliveries=deliveries[::-1])
+            await client.say("credit", "g", credit=6)
+        assert time.monotonic() - began < 3  # with a back-off that doubles it was 13 s
+
+
 async def test_unacknowledged_records_of_a_group_come_again(
     gateway: Gateway, http: aiohttp.ClientSession, new_topic: NewTopicFactory
 ) -> None:
