@@ -323,6 +323,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         rules,
         limit=config.mqtt.max_retained,
         limit_bytes=config.mqtt.max_retained_bytes,
+        limits_of_principal=(config.mqtt.max_retained_per_principal, config.mqtt.max_retained_bytes_per_principal),
         spawn=process.spawn,
         wall_clock=wall_clock,
     )

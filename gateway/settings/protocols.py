@@ -91,6 +91,10 @@ class MqttConfig(Section):
     """retained messages of all clients; further ones get 0x97. All of them are held in memory"""
     max_retained_bytes: Annotated[int, Field(ge=MEBIBYTE)] = 512 * MEBIBYTE
     """bytes of memory for all retained messages: topic, payload and headers, plus 500 bytes each"""
+    max_retained_per_principal: Annotated[int, Field(ge=0)] = 0
+    """the same for what one principal has retained; all anonymous clients are one. 0: no limit of its own"""
+    max_retained_bytes_per_principal: Annotated[int, Field(ge=0)] = 0
+    """the same for their bytes; 0: no limit of its own"""
 
 
 class AddressRule(Section):

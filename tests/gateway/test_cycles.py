@@ -353,7 +353,7 @@ async def bad_mqtt(way: Round) -> None:
     for qos, topic in ((1, "__consumer_offsets/x"), (2, "$x/y"), (1, f"{way.name}/{'z' * 300}")):
         client = await RawClient.connect(way.mqtt, f"{way.name}-b")
         client.send(packets.Publish(topic, b"x", qos, False, False, client.new_id()))
-        await client.ping()
+        await client.receive()  # PUBACK or PUBREC
         client.drop()
     client = await RawClient.connect(way.mqtt, f"{way.name}-b")
     await client.subscribe("__consumer_offsets/x", "$SYS/#")

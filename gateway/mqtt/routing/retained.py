@@ -24,7 +24,7 @@ from gateway.spawn import Spawn, keep_running
 from gateway.statistics import counter, gauge
 from mapping.mqtt.outgoing import Delivery, from_record
 from mapping.outcomes import Outcome
-from mapping.record import MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record, text_of
+from mapping.record import GW_OWNER, MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record, text_of
 from mapping.rules import Rules
 from protocols.mqtt.retained_names import NameTrie
 from protocols.mqtt.topics import is_valid_name
@@ -67,6 +67,13 @@ class RetainedStatistics(msgspec.Struct, frozen=True):
     invalid_total: Annotated[int, counter("records of retained messages whose key is not an MQTT topic name")]
     expired_total: Annotated[int, counter("retained messages that expired")]
     refused_total: Annotated[int, counter("retained messages refused because there are too many")]
+
+
+class _Owned(msgspec.Struct, gc=False):
+    """What one principal has retained."""
+
+    messages: int = 0
+    bytes: int = 0
 
 
 class _Put(msgspec.Struct, eq=False):
@@ -124,17 +131,23 @@ class Retained:
         *,
         limit: int,
         limit_bytes: int,
+        limits_of_principal: tuple[int, int] = (0, 0),
         spawn: Spawn,
         wall_clock: Callable[[], int],
         name: str = RETAINED,
     ) -> None:
-        """`limit` and `limit_bytes` bound what clients may have retained. `wall_clock` returns epoch milliseconds."""
+        """`limit` and `limit_bytes` bound what clients may have retained, `limits_of_principal` what one may (0: any).
+
+        `wall_clock` returns epoch milliseconds.
+        """
         self.name = name  # Kafka topic
         self._state = state
         self._publisher = publisher
         self._rules = rules
         self._limit = limit
         self._limit_bytes = limit_bytes
+        self._limits_of_principal = limits_of_principal
+        self._owners: dict[str, _Owned] = {}  # what each principal has retained
         self._spawn = spawn
         self._wall_clock = wall_clock
         self._table = state.open(name, self._apply, self._restarted, self._reread)
@@ -217,7 +230,7 @@ class Retained:
         """
         budget, principal = getattr(owner, "budget", None), getattr(owner, "principal", None)
         put = _Put(self, record, topic, owner, token, budget, principal)
-        if self._is_full(topic, record):
+        if self._is_full(topic, record, principal or ""):
             self._refused += 1
             put.own = Result(Outcome.BUSY, -1, "too many messages are retained")  # "Quota exceeded" in MQTT 5
             asyncio.get_running_loop().call_soon(put.finish)
@@ -227,14 +240,21 @@ class Retained:
         if self._is_safe(record):
             self._write(put)
 
-    def _is_full(self, topic: str, record: Record) -> bool:
+    def _is_full(self, topic: str, record: Record, principal: str) -> bool:
         if not record.value:
             return False
         entry = self._kept.get(topic)
         if entry is None and len(self._kept) >= self._limit:
             return True
         more = ENTRY_BYTES + len(topic) + content_bytes(record) - (0 if entry is None else entry.size(topic))
-        return more > 0 and self._bytes + more > self._limit_bytes
+        if more > 0 and self._bytes + more > self._limit_bytes:
+            return True
+        most, most_bytes = self._limits_of_principal
+        owned, mine = self._owners.get(principal) or _Owned(), entry is not None and entry.owner == principal
+        if most and not mine and owned.messages >= most:
+            return True
+        added = more if mine or entry is None else more + entry.size(topic)
+        return bool(most_bytes) and added > 0 and owned.bytes + added > most_bytes
 
     def _is_safe(self, record: Record) -> bool:
         """Whether, as far as is known, the topic will not refuse the own record."""
@@ -249,7 +269,7 @@ class Retained:
         record, key = put.record, put.topic.encode()
         partition = self._partition_of(put.topic)
         put.read = (self._restarts, self._applied.get(partition, -1))
-        headers = tuple(header for header in record.headers if header[0] != MQTT_EXCHANGE)
+        headers = tuple(header for header in _owned_headers(put) if header[0] != MQTT_EXCHANGE)
         self._table.write(key, record.value or None, headers, owner=put, token=_COPY, partition=partition)
 
     def _partition_of(self, topic: str) -> int:
@@ -270,7 +290,7 @@ class Retained:
         if offset >= 0 and self._applied.get(partition, -1) < offset:
             record = put.record
             self._ahead[put.topic] = (partition, offset)
-            self._change(put.topic, partition, offset, self._wall_clock(), record.value, record.headers)
+            self._change(put.topic, partition, offset, self._wall_clock(), record.value, _owned_headers(put))
 
     def settled(self, put: _Put) -> None:
         """Continue after Kafka has answered for one of a message's records, or both."""
@@ -332,16 +352,26 @@ class Retained:
         if former is None:
             self._names.add(name)
         else:
-            self._bytes -= former.size(name)
+            self._count(name, former, -1)
         self._kept[name] = entry
-        self._bytes += entry.size(name)
+        self._count(name, entry, 1)
+
+    def _count(self, name: str, entry: Entry, sign: int) -> None:
+        """Count an entry that is added (1) or removed (-1)."""
+        size = sign * entry.size(name)
+        self._bytes += size
+        owned = self._owners.setdefault(entry.owner, _Owned())
+        owned.messages += sign
+        owned.bytes += size
+        if not owned.messages:
+            del self._owners[entry.owner]
 
     def _remove(self, name: str, entry: Entry) -> None:
         del self._kept[name]
         for stale in self._stale.values():
             stale.discard(name)
         self._names.remove(name)
-        self._bytes -= entry.size(name)
+        self._count(name, entry, -1)
 
     # The topic was deleted and created again. Older messages were deleted on purpose. A message acknowledged just
     # before this was noticed may have been stored in the former topic, and must not be lost.
@@ -430,3 +460,8 @@ class Retained:
     def _plan_tombstone(self, name: str, entry: Entry) -> None:
         assert entry.expires is not None
         self._tombstones[name] = (entry.expires + GRACE_MS, entry.partition)
+
+
+def _owned_headers(put: _Put) -> Headers:
+    """Return the headers of a retained copy, which says whose it is."""
+    return put.record.headers if put.principal is None else (*put.record.headers, (GW_OWNER, put.principal.encode()))

@@ -6,17 +6,18 @@ Python's objects and the trie (`ENTRY_BYTES` allows for more). The form for subs
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 import msgspec
 
 from mapping.mqtt.outgoing import expiry_of
-from mapping.record import EXPIRY, MQTT_RETAIN, MQTT_TOPIC, Headers, Record
+from mapping.record import EXPIRY, GW_OWNER, MQTT_RETAIN, MQTT_TOPIC, Headers, Record
 
 ENTRY_BYTES: Final = 500
 """Bytes counted for a message in addition to its topic, payload and headers."""
 
-_DROPPED: Final = frozenset({MQTT_TOPIC, MQTT_RETAIN})  # implied by the key and by the topic
+_DROPPED: Final = frozenset({MQTT_TOPIC, MQTT_RETAIN, GW_OWNER})  # implied by the key, the topic and `Entry.owner`
 _pack = msgspec.msgpack.encode
 _unpack = msgspec.msgpack.Decoder(tuple[bytes, Headers]).decode
 
@@ -29,6 +30,7 @@ class Entry(msgspec.Struct, gc=False):
     timestamp: int
     expires: int | None  # epoch milliseconds after which it must not be delivered
     packed: bytes
+    owner: str = ""  # the principal that it counts for; "" if unknown
 
     @classmethod
     def of(cls, partition: int, offset: int, timestamp: int, value: bytes, headers: Headers) -> Entry:
@@ -36,7 +38,9 @@ class Entry(msgspec.Struct, gc=False):
         packed = _pack((value, tuple(header for header in headers if header[0] not in _DROPPED)))
         expiries = [value for name, value in headers if name == EXPIRY and value is not None]
         # the last one counts, as in `from_record`
-        return cls(partition, offset, timestamp, expiry_of(expiries[-1] if expiries else None), packed)
+        owner = next((value for name, value in headers if name == GW_OWNER and value is not None), b"")
+        expires = expiry_of(expiries[-1] if expiries else None)
+        return cls(partition, offset, timestamp, expires, packed, sys.intern(owner.decode("utf-8", "replace")))
 
     def content(self) -> tuple[bytes, Headers]:
         """Return the payload, and the headers except those that key and topic imply."""

@@ -184,13 +184,13 @@ class Uploads(OperationSet):
         """Count an upload until the end of the block: each holds up to `streamed_records.WINDOW` reports.
 
         Raises:
-            RestError: 503 or 429 if there is no place. A slow upload is ended then, so that the next try finds one.
+            RestError: 503 or 429 if there is no place. With 503, a slow upload ends, so that the next try finds one.
         """
         client = call.connection.share
         refusal = self._places.enter(client)
         if refusal is not None:
-            self._end_slow()
             if refusal is Refusal.FULL:
+                self._end_slow()
                 raise busy("Too many uploads; try again", close=True)
             raise too_many(f"You have {self._places.limit_per_client} uploads in progress; try again", close=True)
         running = _Running(call.request.content)

@@ -258,6 +258,7 @@ async def test_an_older_version_never_replaces_a_newer_one(bootstrap: str, name:
             def __init__(self, value: bytes | None) -> None:
                 self.topic = topic
                 self.record = Record(root, key, value)
+                self.principal = None
                 self.read = (0, -1)
 
         retained.stored(Put(b"third"), partition, answered)  # type: ignore[arg-type]
@@ -325,6 +326,38 @@ async def test_a_message_that_cannot_be_retained_is_not_acknowledged(
         assert here.answers.outcomes[token] is Outcome.TOO_LARGE
         assert "could not be retained" in here.answers.reasons[token]
         assert not here.retained._writing
+
+
+async def test_a_principal_has_its_own_limits(bootstrap: str, name: str, root: str) -> None:
+    """They hold for what another gateway has read, and what is replaced or deleted makes room."""
+
+    class Of(Answers):
+        def __init__(self, principal: str) -> None:
+            super().__init__()
+            self.principal = principal
+
+    async def publish(here: Store, principal: str, topic: str, payload: bytes) -> Outcome:
+        answers = Of(principal)
+        here.retained.put(here.record(topic, payload), topic, answers, topic)
+        await wait_until(lambda: topic in answers.outcomes, WITHIN_S)
+        return answers.outcomes[topic]
+
+    async with (
+        store(bootstrap, name, limits_of_principal=(2, 5_000)) as here,
+        store(bootstrap, name, create=False, limits_of_principal=(2, 5_000)) as there,
+    ):
+        assert [await publish(here, "ann", f"{root}/{number}", b"x") for number in range(3)] == [
+            Outcome.STORED,
+            Outcome.STORED,
+            Outcome.BUSY,
+        ]
+        assert await publish(here, "bob", f"{root}/3", b"x") is Outcome.STORED
+        await wait_until(lambda: there.payload(f"{root}/3") == b"x", WITHIN_S)
+        assert await publish(there, "ann", f"{root}/4", b"x") is Outcome.BUSY
+        assert await publish(there, "ann", f"{root}/0", b"y") is Outcome.STORED
+        assert await publish(there, "ann", f"{root}/0", b"y" * 5_000) is Outcome.BUSY
+        assert await publish(there, "ann", f"{root}/0", b"") is Outcome.STORED
+        assert await publish(there, "ann", f"{root}/4", b"x") is Outcome.STORED
 
 
 async def test_more_than_the_limits_is_refused_and_told_later(bootstrap: str, name: str, root: str) -> None:
