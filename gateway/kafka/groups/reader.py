@@ -27,6 +27,8 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import (
     CHUNK,
+    FETCH_WAIT_MOST_MS,
+    FETCH_WAIT_MS,
     ConsumerOptions,
     close_consumer,
     committed_positions,
@@ -36,6 +38,7 @@ from gateway.kafka.driver.kafka_consumer import (
     keep_commits,
     poll,
     rejoin,
+    set_fetch_wait,
     stop_waiting,
     subscribe,
 )
@@ -64,6 +67,11 @@ SPAN: Final = 50_000
 1,024 offsets with unselected ones (250 bytes each): 1,000 windows of 20, or 50 million records behind the first one."""
 
 RETRY_S: Final = 0.5
+
+POLL_MS: Final = 1000
+IDLE_POLLS: Final = 5
+"""After so many polls without a record a group counts as idle. Its brokers answer an empty fetch after a second, so a
+changed assignment may wait so long; a record is still sent at once."""
 
 
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -108,6 +116,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._assigned = asyncio.Event()
         self._changing = asyncio.Lock()
         self._rebalances = 0
+        self._empty_polls = 0  # since the last record
 
     # Lifetime.
 
@@ -327,9 +336,19 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         if demand <= 0:
             await self._wait_demand(consumer)
             return
-        self._take(await poll(consumer, wait_ms=1000, most=min(demand, CHUNK)))
+        found = await poll(consumer, wait_ms=POLL_MS, most=min(demand, CHUNK))
+        self._pace(consumer, idle=not found)
+        self._take(found)
         dispatch.push()
         await asyncio.sleep(0)
+
+    def _pace(self, consumer: AIOKafkaConsumer, *, idle: bool) -> None:
+        """Let brokers hold the empty fetches of a group without traffic longer, so that it costs little."""
+        if idle and self._empty_polls == IDLE_POLLS:
+            set_fetch_wait(consumer, FETCH_WAIT_MOST_MS)
+        elif not idle and self._empty_polls > IDLE_POLLS:
+            set_fetch_wait(consumer, FETCH_WAIT_MS)
+        self._empty_polls = self._empty_polls + 1 if idle else 0
 
     def _take(self, batches: dict[TopicPartition, list[Any]]) -> None:
         dispatch = self.dispatch
@@ -406,7 +425,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         while self._paused:
             # Polling goes on, so that errors of the group are noticed; a new assignment starts unpaused.
             consumer.pause(*consumer.assignment())
-            self._take(await poll(consumer, wait_ms=1000))
+            self._take(await poll(consumer, wait_ms=POLL_MS))
             self.dispatch.push()
 
     def _resume(self) -> None:
