@@ -51,8 +51,8 @@ from protocols.amqp.events import (
     SessionEnded,
     TransactionalTransfer,
     TransferAborted,
-    TransferOversized,
     TransfersReceived,
+    TransferUnfit,
 )
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import (
@@ -318,7 +318,7 @@ class AmqpConnection(AttachingPeer):
             case CreditChanged(link=link, drain=drain):
                 if link.context is not None:  # else it is not accepted yet, and the credit is read then
                     link.context.credit_changed(drain)
-            case TransactionalTransfer(link=link) | TransferOversized(link=link):
+            case TransactionalTransfer(link=link) | TransferUnfit(link=link):
                 self._receive_one(event)
                 touched[link.context] = None
             case Retired(link=link, txn_id=txn_id):
@@ -350,14 +350,14 @@ class AmqpConnection(AttachingPeer):
                 self._closed_cleanly = True  # the engine has answered; the pump closes the socket
                 self._ended = CLOSED_BY_PEER
 
-    def _receive_one(self, event: TransactionalTransfer | TransferOversized) -> None:
-        """Handle a message of a transaction, or an oversized message of a transaction or of none."""
+    def _receive_one(self, event: TransactionalTransfer | TransferUnfit) -> None:
+        """Handle a message of a transaction, or an unfit one of a transaction or of none."""
         link, delivery = event.link.context, event.delivery
         if self.crediting is not None:
-            self.crediting.spend(event.size if isinstance(event, TransferOversized) else len(event.data))
+            self.crediting.spend(event.size if isinstance(event, TransferUnfit) else len(event.data))
         transaction = self.transactions.get(event.txn_id) if event.txn_id is not None else None
-        if isinstance(event, TransferOversized):
-            link.oversized(delivery, event.size, transaction)
+        if isinstance(event, TransferUnfit):
+            link.unfit(delivery, event.size, event.format, transaction)
         else:
             link.post(transaction, delivery, event.data, self.now_ms())
 

@@ -141,8 +141,8 @@ class Coordinator:
         for delivery, data in zip(deliveries, messages, strict=True):
             self._command(delivery, data)
 
-    def oversized(self, delivery: Any, size: int, transaction: Transaction | None) -> None:
-        """Refuse a message that is too large to be a command."""
+    def unfit(self, delivery: Any, size: int, format_: int, transaction: Transaction | None) -> None:
+        """Refuse a message that is too large to be a command, or has another format."""
         self._reject(delivery, Error(DECODE_ERROR, f"a message of {size} bytes is no command"))
 
     def post(self, transaction: Transaction | None, delivery: Any, data: bytes, now_ms: int) -> None:

@@ -189,26 +189,35 @@ def engine(reads: list[bytes], destination: Destination | None) -> Callable[[], 
     return run
 
 
+STORED: Final = Result(Outcome.STORED, 0)
+
+
 class AnsweringPublisher:
-    """Stands in for the publisher: writes records into a batch and keeps the tokens for the caller to settle."""
+    """Stands in for the publisher: writes records into a batch and keeps owners and tokens until `settle`."""
 
     def __init__(self) -> None:
         self._records = Records(BATCH)
         self.budgets = Budgets(BudgetConfig())
         self.budget = self.budgets.process
         self.gate = self.budget.gate
-        self.held: list[Any] = []
+        self._held: list[tuple[Any, list[Any]]] = []
+
+    def settle(self) -> None:
+        """Settle everything as stored."""
+        held, self._held = self._held, []
+        for owner, tokens in held:
+            owner.settle(tokens, range(len(tokens)), STORED)
 
     def submit(self, record: Record, owner: Any, token: Any, sender: Any = None) -> None:
         """Write the record and keep its token."""
         self._write(record)
-        self.held.append(token)
+        self._held.append((owner, [token]))
 
     def submit_run(self, records: list[Record], owner: Any, tokens: list[Any], sender: Any = None) -> None:
         """Write the records and keep their tokens."""
         for record in records:
             self._write(record)
-        self.held += tokens
+        self._held.append((owner, tokens))
 
     def _write(self, record: Record) -> None:
         if not self._records.append(NOW, record.key, record.value, record.headers):
@@ -285,11 +294,9 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
     link.context.top_up()
 
     def run() -> None:
-        held = publisher.held
         for data in reads:
             owner.handle(connection.receive_data(data))
-            owner.settle(held, range(len(held)), Result(Outcome.STORED, 0))
-            held.clear()
+            publisher.settle()
         assert connection.engine.opened
         assert link.attached
 

@@ -8,10 +8,9 @@
  * Python identifies a delivery or a link by its address, an int. An unusual event ends the run and is left for the
  * engine.
  */
-#include "protocols/native.h"
+#include "protocols/amqp/_native.h"
 
 #include <stdbool.h>
-#include <stdint.h>
 #include <sys/types.h>
 
 #define TAG_BYTES 4
@@ -402,6 +401,7 @@ static PyMethodDef functions[] = {
     {"take_usual", (PyCFunction)(void (*)(void))take_usual, METH_FASTCALL, PyDoc_STR("See deliveries.py.")},
     {"accept", accept, METH_O, PyDoc_STR("See deliveries.py.")},
     {"send", (PyCFunction)(void (*)(void))send_messages, METH_FASTCALL, PyDoc_STR("See deliveries.py.")},
+    {"scan", (PyCFunction)(void (*)(void))scan, METH_FASTCALL, PyDoc_STR("See formats.py.")},
     {NULL, NULL, 0, NULL},
 };
 

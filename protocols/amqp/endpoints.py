@@ -13,6 +13,7 @@ import msgspec
 
 from protocols.amqp import native, outcomes, primitives
 from protocols.amqp.events import ConnectionOpened, LinkDetached, LinkRequested, SessionEnded
+from protocols.amqp.formats import START
 from protocols.amqp.links import SETTLED, UNSETTLED, Filter, Link, Session, Terminus, TerminusKind
 from protocols.amqp.native import lib
 from protocols.amqp.outcomes import Error
@@ -69,6 +70,8 @@ class Endpoints:
         self._partial_bytes = 0
         self._unanswered = 0  # see `UNANSWERED_LIMIT`
         self._tag = 0
+        self._frames = START  # how far the stream of frames was scanned for foreign formats
+        self._format = 0  # of deliveries that begin now
 
     # commands: the connection
 

@@ -5,7 +5,8 @@ Connections, sessions and links open and close rarely; `endpoints` handles that.
 others. None of proton's Python objects is ever built for a delivery. Only `endpoints`, `transacting`, `deliveries`,
 `native` and this module use proton.
 
-This module adds two checks that proton leaves to its user: it enforces link credit and limits incomplete deliveries.
+This module adds what proton leaves to its user: it enforces link credit, limits incomplete deliveries, and finds
+messages of a foreign format (`formats`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from protocols.amqp.events import (
     DispositionReceived,
     TransactionalTransfer,
     TransferAborted,
-    TransferOversized,
     TransfersReceived,
+    TransferUnfit,
 )
 from protocols.amqp.links import Link
 from protocols.amqp.native import ffi, lib
@@ -31,12 +32,13 @@ from protocols.amqp.transacting import Transacting
 from protocols.amqp.transactions import TRANSACTIONAL_STATE
 
 try:
-    from protocols.amqp._native import accept, send, take_usual
+    from protocols.amqp._native import accept, scan, send, take_usual
 except ImportError:  # not built, or switched off; `gateway.native` reports which
     from protocols.amqp.deliveries import accept, send, take_usual
+    from protocols.amqp.formats import scan
 
 # Imported once: a look-up in `lib` costs as much as a cheap call.
-_peek, _pop = lib.pn_collector_peek, lib.pn_collector_pop
+_peek, _pop, _type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
 _capacity, _push = lib.pn_transport_capacity, lib.pn_transport_push
 _pending, _peek_output, _pop_output = lib.pn_transport_pending, lib.pn_transport_peek, lib.pn_transport_pop
 _outgoing_bytes, _link_credit = lib.pn_session_outgoing_bytes, lib.pn_link_credit
@@ -61,23 +63,30 @@ class Engine(Transacting):
         """Process received bytes, in pieces that fit proton's input buffer: more would be an error."""
         events: list[Any] = []
         native.discard_events()
-        base = _from_buffer(data)
-        at, size, io = 0, len(data), self._io
-        while at < size and not self.over:
-            capacity = _capacity(io)
-            if capacity <= 0:
-                break
-            taken = _push(io, base + at, min(capacity, size - at))
-            if taken <= 0:
-                break
-            at += taken
-            self._process(events)
-        if at < size and not self.over:
-            self._process(events)
-            self._fail(events, "the peer sent data after its close", outcomes.FRAMING_ERROR)
+        self._frames, foreign = scan(data, self._frames)
+        at, base = 0, _from_buffer(data)
+        for begin, end, format_ in foreign or ():  # each alone, so that its delivery is known
+            self._push(base, at, begin, 0, events)
+            self._push(base, begin, end, format_, events)
+            at = end
+        self._push(base, at, len(data), 0, events)
         if self._stalled and not self.over:
             self._unstall(events)
         return events
+
+    def _push(self, base: Any, at: int, end: int, format_: int, events: list[Any]) -> None:
+        """Have proton read the bytes from `at` to `end`; the deliveries that begin in them have a message-format."""
+        self._format, io = format_, self._io
+        while at < end and not self.over:
+            capacity = _capacity(io)
+            taken = _push(io, base + at, min(capacity, end - at)) if capacity > 0 else 0
+            if taken <= 0:
+                self._process(events)
+                if not self.over:
+                    self._fail(events, "the peer sent data after its close", outcomes.FRAMING_ERROR)
+                return
+            at += taken
+            self._process(events)
 
     def receive_eof(self) -> list[Any]:
         """Handle the end of the peer's stream."""
@@ -186,10 +195,14 @@ class Engine(Transacting):
     def _process(self, events: list[Any]) -> None:
         collector = native.EVENTS
         while not self.over:
-            kind = take_usual(self._links, self._sent, self.transactional, events)
+            if self._format:  # an unusual transfer is among the events
+                event = _peek(collector)
+                kind = _type(event) if event else 0
+            else:
+                kind = take_usual(self._links, self._sent, self.transactional, events)
+                event = _peek(collector)
             if not kind:
                 return
-            event = _peek(collector)
             if kind == _DELIVERY:
                 self._on_delivery(lib.pn_event_delivery(event), events)
             else:
@@ -231,7 +244,7 @@ class Engine(Transacting):
                 self._detach_with_error(link, outcomes.TRANSFER_LIMIT_EXCEEDED, reason, events)
                 return
             link.credit -= 1
-            link.partial, link.partial_size = bytearray(), 0
+            link.partial, link.partial_size, link.partial_format = bytearray(), 0, self._format
         self._on_part(link, delivery, events)
 
     def _collect(self, link: Link, size: int) -> None:
@@ -281,8 +294,8 @@ class Engine(Transacting):
         else:
             token = native.address(delivery)
             link.held += 1
-        if total > link.limit:
-            events.append(TransferOversized(link, token, total, txn_id))
+        if total > link.limit or link.partial_format:
+            events.append(TransferUnfit(link, token, total, link.partial_format, txn_id))
         elif txn_id is not None:
             events.append(TransactionalTransfer(link, token, bytes(parts), txn_id))
         else:

@@ -48,12 +48,13 @@ class TransfersReceived(msgspec.Struct, frozen=True, gc=False):
     messages: list[bytes]  # one for each delivery: its sections, undecoded
 
 
-class TransferOversized(msgspec.Struct, frozen=True, gc=False):
-    """A complete message above the link's max-message-size; its bytes were not kept."""
+class TransferUnfit(msgspec.Struct, frozen=True, gc=False):
+    """A complete message above the link's max-message-size, whose bytes were not kept, or of a foreign format."""
 
     link: Link
     delivery: Any  # None when the peer sent it settled
     size: int  # of the message in bytes
+    format: int  # its message-format (part 2.7.5); 0 is AMQP's own
     txn_id: bytes | None = None  # of the transaction that it belongs to, if any
 
 

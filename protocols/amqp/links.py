@@ -75,6 +75,7 @@ class Link(msgspec.Struct, eq=False):
     limit: int = 0  # the max-message-size that we announced, in bytes
     partial: bytearray | None = None  # the incomplete message, if there is one
     partial_size: int = 0
+    partial_format: int = 0  # its message-format
     stalled: bool = False  # outgoing: waits for the peer's session window
     context: Any = None  # the owner's object for this link; the engine only drops it together with the link
 

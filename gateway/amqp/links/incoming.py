@@ -27,7 +27,7 @@ from mapping.amqp.mapper import to_record, to_records
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import STATE_ACCEPTED, Error, State, rejected
+from protocols.amqp.outcomes import NOT_IMPLEMENTED, STATE_ACCEPTED, Error, State, rejected
 from protocols.amqp.transactions import UNKNOWN_ID
 
 Allowed = Callable[[str, bytes | None], bool]
@@ -181,9 +181,16 @@ class IncomingLink:
             transaction.use()
             self._take((delivery,), (data,), now_ms, transaction)
 
-    def oversized(self, delivery: Any, size: int, transaction: OpenTransaction | None) -> None:
-        """Refuse a message above max-message-size; the link stays attached, but its transaction cannot be committed."""
+    def unfit(self, delivery: Any, size: int, format_: int, transaction: OpenTransaction | None) -> None:
+        """Refuse a message above max-message-size, or of a foreign format (part 2.7.5).
+
+        The link stays attached, but its transaction cannot be committed.
+        """
         self.window.arrive(size)
+        if format_:
+            reason = f"the message-format 0x{format_:08X} is not supported"
+            self.refuse(delivery, Outcome.UNFIT, reason, NOT_IMPLEMENTED, transaction=transaction)
+            return
         reason = f"{size} bytes, the limit is {self.link.limit}"
         self.refuse(delivery, Outcome.TOO_LARGE, reason, transaction=transaction)
 

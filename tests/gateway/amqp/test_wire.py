@@ -165,6 +165,39 @@ async def test_messages_of_several_links_that_arrive_together(
     assert sorted(found.values()) == parts
 
 
+@pytest.mark.clause("AMQP-2.7.5")
+async def test_a_foreign_message_format_is_refused_by_name(
+    listener: AmqpServer, bootstrap: str, new_topic: Any
+) -> None:
+    """As Azure's batches have, in one transfer or several; the messages around them are stored."""
+    topic = await new_topic(partitions=1)
+
+    def frame(number: int, data: bytes, format_: int, *, more: bool = False) -> bytes:
+        tag, flags = Frames.binary(b"%d" % number), (Frames.FALSE, Frames.TRUE if more else Frames.FALSE)
+        items = (b"\x43", Frames.uint(number), tag, Frames.uint(format_), *flags)
+        return Frames.frame(Frames.performative(TRANSFER, *items) + data)
+
+    sent = (
+        frame(0, message(50), 0), frame(1, message(60), 0x80013700), frame(2, message(70), 0),
+        frame(3, message(80)[:30], 1, more=True), Frames.transfer(3, message(80)[30:], first=False),
+        frame(4, message(90), 0),
+    )  # fmt: skip
+    async with client_of(listener, Frames.attach(address=topic)) as client:
+        client.say(b"".join(sent))
+        refused = [await rejection(client) for _ in range(2)]
+        assert [b"0x80013700" in refused[0], b"0x00000001" in refused[1]] == [True, True]
+        assert all(outcomes.NOT_IMPLEMENTED.encode() in one for one in refused)
+        await wait_until(lambda: listener.statistics().incoming[Outcome.STORED] == 3)
+    assert [len(record.value) for record in await read_all(bootstrap, topic)] == [42, 62, 82]
+
+
+async def rejection(client: WireClient) -> bytes:
+    """The next disposition with an error."""
+    while REJECTED not in (found := await client.until(DISPOSITION)):
+        pass
+    return found
+
+
 @pytest.mark.clause("AMQP-2.6.14")
 async def test_an_aborted_message_is_not_stored(listener: AmqpServer, bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)

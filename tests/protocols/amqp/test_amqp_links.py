@@ -18,8 +18,8 @@ from protocols.amqp.events import (
     LinkRequested,
     SessionEnded,
     TransferAborted,
-    TransferOversized,
     TransfersReceived,
+    TransferUnfit,
 )
 from protocols.amqp.links import TerminusKind
 from protocols.amqp.outcomes import Error
@@ -126,7 +126,7 @@ def test_a_message_above_the_limit_is_refused_alone(make_server: Any, frames: An
     for part in range(parts):
         server.feed(frames.transfer(0, bytes(size // parts), more=part < parts - 1, first=part == 0))
     server.feed(frames.transfer(1, DATA))
-    (oversized,) = server.of(TransferOversized)
+    (oversized,) = server.of(TransferUnfit)
     assert oversized.size == size
     assert [event.data for event in server.received] == [DATA]
     state = outcomes.rejected(outcomes.MESSAGE_SIZE_EXCEEDED, "too large")

@@ -17,7 +17,7 @@ from protocols.amqp.events import (
     LinkRequested,
     Retired,
     TransactionalTransfer,
-    TransferOversized,
+    TransferUnfit,
 )
 from protocols.amqp.links import TerminusKind
 from protocols.amqp.outcomes import STATE_ACCEPTED, Error, State, rejected
@@ -302,7 +302,7 @@ def test_a_settled_post(make_server: Any, frames: Any) -> None:
 def test_an_oversized_post_names_its_transaction(make_server: Any, frames: Any) -> None:
     server = scripted(make_server, frames, limit=8)
     server.feed(frames.transfer(0, DATA + DATA, state=state_of(frames, frames.binary(TXN))))
-    (oversized,) = server.of(TransferOversized)
+    (oversized,) = server.of(TransferUnfit)
     assert oversized.txn_id == TXN
 
 

@@ -17,8 +17,8 @@ from protocols.amqp.events import (
     DispositionReceived,
     LinkDetached,
     TransactionalTransfer,
-    TransferOversized,
     TransfersReceived,
+    TransferUnfit,
 )
 from protocols.amqp.outcomes import STATE_RELEASED
 from tests.protocols.amqp.conftest import Server
@@ -83,7 +83,7 @@ class Played(Server):
                 case TransactionalTransfer(link=link, delivery=delivery, txn_id=txn_id):
                     self.told.append((link.name, delivery is None, event.data, txn_id))
                     self.held.append((link, delivery, txn_id))
-                case TransferOversized(link=link, delivery=delivery):
+                case TransferUnfit(link=link, delivery=delivery):
                     self.told.append((link.name, delivery is None, event.size, event.txn_id))
                     self.held.append((link, delivery, None))
                 case DeliveriesAccepted(link=link):
