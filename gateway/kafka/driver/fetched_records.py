@@ -22,6 +22,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import READ_COMMITTED, FetchResult, PartitionRecords
 from aiokafka.errors import CorruptRecordException
 
+from gateway.kafka.driver.decompression import bound_decompression
 from gateway.kafka.driver.record_batch import BEHIND_THE_END, FetchedBatches, offset_behind, records
 from mapping.record import Received
 
@@ -63,6 +64,7 @@ def keep_fetched_bytes() -> None:
 
 
 keep_fetched_bytes()
+bound_decompression()
 
 
 class _Arrivals(OrderedDict[TopicPartition, Any]):

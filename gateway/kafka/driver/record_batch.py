@@ -9,16 +9,16 @@ The layout is at https://kafka.apache.org/documentation/#recordbatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from struct import Struct
 from typing import Any, Final
 
-from aiokafka.codec import gzip_decode, lz4_decode, snappy_decode, zstd_decode
 from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
 from aiokafka.record.util import calc_crc32c, decode_varint
 
+from gateway.kafka.driver.decompression import DECODERS
 from mapping.record import Header, Received
 
 _HEADER: Final = Struct(">qiibIhiqqqhii")
@@ -35,9 +35,6 @@ CODEC_MASK: Final = 0x07
 LOG_APPEND_TIME: Final = 0x08
 CONTROL: Final = 0x20
 BEHIND_THE_END: Final = "its offsets are behind the end of the log"
-_DECODERS: Final[Mapping[int, Callable[[Any], bytes]]] = {
-    0: bytes, 1: gzip_decode, 2: snappy_decode, 3: lz4_decode, 4: zstd_decode,
-}  # fmt: skip
 
 
 class FetchedBatches:
@@ -123,7 +120,7 @@ def records(topic: str, partition: int, batch: memoryview, end: int, most: int) 
     if attributes & CONTROL:
         raise CorruptRecordException("it ends a transaction in an unknown way")
     codec = attributes & CODEC_MASK
-    decode = _DECODERS.get(codec)
+    decode = DECODERS.get(codec)
     if decode is None:
         raise UnsupportedCodecError(f"it is compressed by the unknown codec {codec}")
     body = decode(batch[_RECORDS_AT:].tobytes())
