@@ -27,8 +27,6 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import (
     CHUNK,
-    FETCH_WAIT_MOST_MS,
-    FETCH_WAIT_MS,
     ConsumerOptions,
     close_consumer,
     committed_positions,
@@ -38,7 +36,6 @@ from gateway.kafka.driver.kafka_consumer import (
     keep_commits,
     poll,
     rejoin,
-    set_fetch_wait,
     stop_waiting,
     subscribe,
 )
@@ -46,6 +43,7 @@ from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
 from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, LEFT_GROUP, Commits, without_foreign_metadata
 from gateway.kafka.groups.dispatch import Dispatch
+from gateway.kafka.groups.fetch_pace import FetchPace
 from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.groups.start_offsets import StartOffsets
 from gateway.kafka.groups.statistics import GroupStatistics, snapshot, unread
@@ -69,9 +67,6 @@ SPAN: Final = 50_000
 RETRY_S: Final = 0.5
 
 POLL_MS: Final = 1000
-IDLE_POLLS: Final = 5
-"""After so many polls without a record a group counts as idle. Its brokers answer an empty fetch after a second, so a
-changed assignment may wait so long; a record is still sent at once."""
 
 
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -116,7 +111,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         self._assigned = asyncio.Event()
         self._changing = asyncio.Lock()
         self._rebalances = 0
-        self._empty_polls = 0  # since the last record
+        self._pace = FetchPace()
 
     # Lifetime.
 
@@ -337,18 +332,10 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             await self._wait_demand(consumer)
             return
         found = await poll(consumer, wait_ms=POLL_MS, most=min(demand, CHUNK))
-        self._pace(consumer, idle=not found)
+        self._pace.note(consumer, empty=not found)
         self._take(found)
         dispatch.push()
         await asyncio.sleep(0)
-
-    def _pace(self, consumer: AIOKafkaConsumer, *, idle: bool) -> None:
-        """Let brokers hold the empty fetches of a group without traffic longer, so that it costs little."""
-        if idle and self._empty_polls == IDLE_POLLS:
-            set_fetch_wait(consumer, FETCH_WAIT_MOST_MS)
-        elif not idle and self._empty_polls > IDLE_POLLS:
-            set_fetch_wait(consumer, FETCH_WAIT_MS)
-        self._empty_polls = self._empty_polls + 1 if idle else 0
 
     def _take(self, batches: dict[TopicPartition, list[Any]]) -> None:
         dispatch = self.dispatch
