@@ -241,6 +241,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         consumer = self._new_consumer()
         await start_consumer(consumer, self._spawn)
         keep_commits(consumer, self._times.kept_ms)
+        self._pace = FetchPace()
         if self._closed:
             await close_consumer(consumer)
             raise KafkaError(LEFT_GROUP)
