@@ -53,7 +53,7 @@ PROPERTIES: dict[str, dict[str, Any]] = {
     "user property": {"user_properties": (("n" * LONGEST, "v" * LONGEST),)},
     "empty user property": {"user_properties": (("", ""), ("", ""))},
     "reserved names": {"user_properties": tuple((name, "x") for name in ("mqtt.topic", "gw.client", "expiry", "to"))},
-    "many": {"user_properties": tuple((str(number), "v" * 100) for number in range(2000))},
+    "many": {"user_properties": tuple((str(number), "v" * 100) for number in range(1000))},  # mapping.max_headers
     "content type": {"content_type": "c" * LONGEST},
     "response topic": {"response_topic": "r/" * 32_767},
     "correlation data": {"correlation_data": b"\xff" * LONGEST},

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from flowcontrol.budget import Budget
 from gateway.failures import failures
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Owner, Refused
@@ -24,8 +25,8 @@ HELD_RECORDS: Final = 500_000
 earlier, since every held record counts for at least `HELD_OVERHEAD`."""
 HELD_OVERHEAD: Final = 512
 """Bytes that a held record counts for in addition to its key, value and headers: its Python objects."""
-_Held = tuple[Record, Owner | None, Any, Sender | None, int]
-"""A waiting record, its owner and token, its sender, and its size."""
+_Held = tuple[Record, Owner | None, Any, Sender | None, int, Budget]
+"""A waiting record, its owner and token, its sender, its size, and the budget that it is counted in."""
 Submit = Callable[[Record, Owner | None, Any, Sender | None], None]
 Refuse = Callable[[Owner | None, Any, Outcome, str], None]
 LookUp = Callable[[str, str | None], Awaitable[TopicInfo]]
@@ -63,8 +64,8 @@ class HeldRecords(msgspec.Struct, eq=False):
             return
         size = HELD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
         size += sum(len(header) + len(value or b"") for header, value in record.headers)
-        held.append((record, owner, token, sender, size))
-        source = self.budgets.topic(name)
+        source = self.budgets.topic(name)  # kept with the record: a topic that is deleted gets another one
+        held.append((record, owner, token, sender, size, source))
         source.take(size)
         budget = getattr(owner, "budget", None)
         if budget is not None:
@@ -117,13 +118,13 @@ class HeldRecords(msgspec.Struct, eq=False):
         self._end(name, refused, [one for one in held if chosen(one)])
 
     def _end(self, name: str, refused: Refused | None, held: Sequence[_Held]) -> None:
-        for record, owner, token, sender, size in held:
+        for record, owner, token, sender, size, source in held:
             if refused is None:
                 self.submit(record, owner, token, sender)
             else:
                 self.refuse(owner, token, refused.outcome, refused.reason)
             # After submitting, so that the gate does not flap.
-            self.budgets.topic(name).give(size)
+            source.give(size)
             budget = getattr(owner, "budget", None)
             if budget is not None:
                 budget.give(size)

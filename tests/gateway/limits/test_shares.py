@@ -38,7 +38,7 @@ max_streams = 3
 max_streams_per_client = 2
 max_concurrent = 8
 max_concurrent_per_client = 4
-max_idempotency_keys = 3
+max_idempotency_keys = 50000  # the table is that of all gateways
 max_idempotency_keys_per_client = 2
 [amqp]
 max_transactions = 3
