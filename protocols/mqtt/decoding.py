@@ -172,9 +172,10 @@ def _subscribe(reader: Reader, version: Version) -> packets.Subscribe:
     while reader.left:
         topic_filter = _filter(reader, version)
         options = reader.integer(1)
-        reserved = 0b1100_0000 if version is Version.V5 else 0b1111_1100
-        if options & 3 == 3 or options & reserved or options & 0x30 == 0x30:
-            raise malformed("wrong subscription options")  # [MQTT-3.8.3-5]
+        if options & (0b1100_0000 if version is Version.V5 else 0b1111_1100):
+            raise malformed("reserved subscription options are set")  # [MQTT-3.8.3-5]
+        if options & 3 == 3 or options & 0x30 == 0x30:
+            raise protocol_error("QoS 3 or Retain Handling 3 in subscription options")  # section 3.8.3.1
         no_local = bool(options & 4)
         if no_local and topics.is_shared(topic_filter):
             raise protocol_error("No Local on a shared subscription")  # [MQTT-3.8.3-4]
@@ -182,7 +183,7 @@ def _subscribe(reader: Reader, version: Version) -> packets.Subscribe:
             packets.Subscription(topic_filter, options & 3, no_local, bool(options & 8), options >> 4 & 3)
         )
     if not subscriptions:
-        raise malformed("SUBSCRIBE without a topic filter")  # [MQTT-3.8.3-2]
+        raise protocol_error("SUBSCRIBE without a topic filter")  # [MQTT-3.8.3-2]
     return packets.Subscribe(packet_id, tuple(subscriptions), properties)
 
 
@@ -216,7 +217,7 @@ def _unsubscribe(reader: Reader, version: Version) -> packets.Unsubscribe:
     while reader.left:
         filters.append(_filter(reader, version))
     if not filters:
-        raise malformed("UNSUBSCRIBE without a topic filter")  # [MQTT-3.10.3-2]
+        raise protocol_error("UNSUBSCRIBE without a topic filter")  # [MQTT-3.10.3-2]
     return packets.Unsubscribe(packet_id, tuple(filters), properties)
 
 
