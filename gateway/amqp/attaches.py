@@ -320,6 +320,7 @@ class Attach:
             filters=source.filters,
             durable=durable,
             dynamic=dynamic,
+            kept=source.subscription and not source.volatile,
         )
         peer.pump.flush()
         outgoing.credit_changed(peer.engine.drains(link))  # a flow may already be here

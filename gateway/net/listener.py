@@ -9,7 +9,7 @@ import functools
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Final, cast
 
 import msgspec
@@ -206,6 +206,10 @@ class Server(abc.ABC):
     @abc.abstractmethod
     def accept(self, entrance: Entrance) -> asyncio.BaseProtocol:
         """Return the asyncio protocol for a new socket of a listener."""
+
+    def messages(self, data: bytes) -> Sequence[bytes]:
+        """Return the WebSocket messages in which the bytes of one write are sent: by default all in one."""
+        return (data,)
 
     async def start(self) -> None:
         """Listen; raise ListenError when an address cannot be bound."""

@@ -2,7 +2,8 @@
 
 It is a protocol for the socket and a transport for the pump, so the pump serves TCP, TLS and WebSocket in the same way.
 Received binary payloads are one stream of bytes, regardless of frames and messages [MQTT-6.0.0-2]. The bytes of one
-read are handed on in one call, and each write becomes one binary message.
+read are handed on in one call. Each write is one write of the socket too, and one binary message or more
+(`Server.messages`).
 
 Compression (permessage-deflate, RFC 7692) is never negotiated: its two windows of 32 KiB would take many times the
 memory of an idle connection, and a small message may inflate to a huge one.
@@ -44,7 +45,8 @@ class WebSocket(asyncio.Protocol):
     def __init__(self, transport: asyncio.Transport, user: asyncio.Protocol, server: Server) -> None:
         """`user` gets the bytes inside the frames, and this object as its transport.
 
-        `server` is the subprotocol's. After it has stopped, our Close frames say that the service restarts.
+        `server` is the subprotocol's, and divides what is written into messages. After it has stopped, our Close frames
+        say that the service restarts.
         """
         self._socket = transport
         self._user = user
@@ -99,10 +101,10 @@ class WebSocket(asyncio.Protocol):
 
     # the user's side
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send one binary message; does nothing after our Close frame."""
+    def write(self, data: bytes) -> None:
+        """Send `data` in binary messages; does nothing after our Close frame."""
         if not self._closing:
-            self._socket.write(write_frame(BINARY, data))
+            self._socket.write(b"".join([write_frame(BINARY, message) for message in self._server.messages(data)]))
 
     def writelines(self, parts: Iterable[bytes]) -> None:
         """See `write`."""

@@ -40,8 +40,8 @@ class MqttConfig(Section):
     outgoing_aliases: Annotated[int, Field(ge=0, le=65535)] = 64
     """topic aliases used for messages to a client, for its most frequent topics; its Topic Alias Maximum applies if
     lower. 0: none"""
-    max_subscriptions: Annotated[int, Field(ge=1)] = 1000
-    """subscriptions of one session; further ones get 0x97"""
+    max_subscriptions: Annotated[int, Field(ge=1)] = 10_000
+    """subscriptions of one session; further ones get 0x97. Home Assistant has one for each entity"""
     partial_subscriptions: bool = True
     """grant a filter that the [access list](#access-list) denies in part, and deliver only the allowed messages, which
     are checked one by one anyway. `false`: refuse such a filter with 0x87"""

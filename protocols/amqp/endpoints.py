@@ -14,7 +14,7 @@ import msgspec
 from protocols.amqp import native, outcomes, primitives
 from protocols.amqp.events import ConnectionOpened, LinkDetached, LinkRequested, SessionEnded
 from protocols.amqp.formats import START
-from protocols.amqp.links import SETTLED, UNSETTLED, Filter, Link, Session, Terminus, TerminusKind
+from protocols.amqp.links import Filter, Link, Session, Terminus, TerminusKind
 from protocols.amqp.native import lib
 from protocols.amqp.outcomes import Error
 from protocols.amqp.primitives import DecodeError
@@ -25,6 +25,7 @@ _event_link, _event_session, _event_type = lib.pn_event_link, lib.pn_event_sessi
 
 LEAST_IDLE_MS: Final = 100  # the shortest idle time-out that a peer may ask for
 UNANSWERED_LIMIT: Final = 1024  # links detached here and not yet by the peer; each uses memory until the peer detaches
+TOLD_LIMIT: Final = 8192  # deliveries of a connection with an outcome that the peer has not settled; each takes 0.6 KB
 ATTACH_BYTES: Final = 128  # the largest attach without its name and its termini
 
 
@@ -69,6 +70,7 @@ class Endpoints:
         self._ended: list[Session] = []
         self._partial_bytes = 0
         self._unanswered = 0  # see `UNANSWERED_LIMIT`
+        self._told = 0  # see `TOLD_LIMIT`
         self._tag = 0
         self._frames = START  # how far the stream of frames was scanned for foreign formats
         self._format = 0  # of deliveries that begin now
@@ -106,10 +108,12 @@ class Endpoints:
         filters: Iterable[Filter] = (),  # outgoing: the requested filters that are applied
         durable: str | None = None,  # outgoing: the address of the existing durable source for a null source
         dynamic: str | None = None,  # the address of the dynamic node that was created for the peer
+        kept: bool = False,  # whether our terminus stays when the link is detached, until it is closed
     ) -> None:
         """Answer an attach with the termini the peer asked for.
 
-        The answer contains only `filters`: a filter in it means that it is applied (part 3.5.3).
+        The answer contains only `filters`: a filter in it means that it is applied (part 3.5.3). Our terminus has the
+        expiry policy and the timeout that it really has.
         """
         if not link.attached or self.over:  # the peer has detached in the meantime
             return
@@ -128,15 +132,14 @@ class Endpoints:
         terminus = target if link.incoming else source
         if durable is not None:
             native.set_durable_source(source, durable)
+        native.set_expiry(terminus, kept=kept)
         if dynamic is not None:
             lib.pn_terminus_set_address(terminus, dynamic.encode())
         native.put(lib.pn_terminus_capabilities(terminus), primitives.symbols(capabilities))
         if link.incoming:
-            lib.pn_link_set_snd_settle_mode(handle, link.settle_mode)
             lib.pn_link_set_max_message_size(handle, max_message_bytes)
-        else:
-            lib.pn_link_set_snd_settle_mode(handle, SETTLED if link.settle_mode == SETTLED else UNSETTLED)
-            lib.pn_link_set_rcv_settle_mode(handle, 1 if link.second else 0)
+        lib.pn_link_set_snd_settle_mode(handle, link.settle_mode)  # both modes as asked
+        lib.pn_link_set_rcv_settle_mode(handle, 1 if link.second else 0)
         self._answer(link)
 
     def refuse_link(self, link: Link, error: Error) -> None:
@@ -342,6 +345,9 @@ class Endpoints:
         """Forget the deliveries of a link that is detached now: nothing can arrive for them any more."""
         link.attached = False
         self._drop_partial(link)
+        if link.told:
+            self._told -= len(link.told)
+            link.told = None
         if link.incoming or not link.held:
             return
         self._stale += link.held
@@ -363,6 +369,21 @@ class Endpoints:
         if link.finished and not link.held:
             self._to_free.append(link)
         return link.attached
+
+    def _conclude(self, link: Link, handle: Any, code: int) -> None:
+        """Send the outcome of a received delivery, and settle it.
+
+        With rcv-settle-mode `second` (part 2.8.3) it is settled only when the peer has settled it, or at once if the
+        peer leaves more than `TOLD_LIMIT` of them unsettled.
+        """
+        lib.pn_delivery_update(handle, code)
+        if link.second and self._told < TOLD_LIMIT and not lib.pn_delivery_settled(handle):
+            if link.told is None:
+                link.told = set()
+            link.told.add(native.address(handle))
+            self._told += 1
+        else:
+            lib.pn_delivery_settle(handle)
 
     def _free_unused(self) -> None:
         """Free the memory of answered and finished links and of ended sessions; all output must have been taken."""

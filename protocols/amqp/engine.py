@@ -25,6 +25,7 @@ from protocols.amqp.events import (
     TransfersReceived,
     TransferUnfit,
 )
+from protocols.amqp.frames import mend_flows
 from protocols.amqp.links import Link
 from protocols.amqp.native import ffi, lib
 from protocols.amqp.outcomes import State
@@ -70,6 +71,9 @@ class Engine(Transacting):
             self._push(base, begin, end, format_, events)
             at = end
         self._push(base, at, len(data), 0, events)
+        if not self.over and _capacity(self._io) < 0:
+            self._process(events)
+            self._fail(events, "a frame that cannot be decoded", outcomes.DECODE_ERROR)
         if self._stalled and not self.over:
             self._unstall(events)
         return events
@@ -81,9 +85,6 @@ class Engine(Transacting):
             capacity = _capacity(io)
             taken = _push(io, base + at, min(capacity, end - at)) if capacity > 0 else 0
             if taken <= 0:
-                self._process(events)
-                if not self.over:
-                    self._fail(events, "the peer sent data after its close", outcomes.FRAMING_ERROR)
                 return
             at += taken
             self._process(events)
@@ -106,7 +107,8 @@ class Engine(Transacting):
             _pop_output(io, size)
         if self._to_free or self._ended:
             self._free_unused()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        output = parts[0] if len(parts) == 1 else b"".join(parts)
+        return mend_flows(output) if self._unanswered else output
 
     def schedule(self, now: float) -> float | None:
         """Let proton check its timers at `now` (seconds) and write heartbeats; return the time of the next check."""
@@ -137,7 +139,13 @@ class Engine(Transacting):
 
     def accept_deliveries(self, link: Link, deliveries: Sequence[Any]) -> None:
         """Settle received deliveries of one link as accepted; None stands for one that the peer sent settled."""
-        if self._release(link, len(deliveries) - deliveries.count(None)):
+        if not self._release(link, len(deliveries) - deliveries.count(None)):
+            return
+        if link.second:
+            for delivery in deliveries:
+                if delivery is not None:
+                    self._conclude(link, native.delivery_at(delivery), outcomes.ACCEPTED)
+        else:
             accept(deliveries)
 
     def settle_delivery(self, link: Link, delivery: Any, state: State) -> None:
@@ -151,8 +159,7 @@ class Engine(Transacting):
         elif state.code == outcomes.MODIFIED:
             lib.pn_disposition_set_failed(local, state.delivery_failed)
             lib.pn_disposition_set_undeliverable(local, state.undeliverable_here)
-        lib.pn_delivery_update(handle, state.code)
-        lib.pn_delivery_settle(handle)
+        self._conclude(link, handle, state.code)
 
     def credit_of(self, link: Link) -> int:
         """Return how many deliveries may be sent on an outgoing link now.
@@ -221,8 +228,18 @@ class Engine(Transacting):
             return
         if not found.incoming:
             self._on_disposition(found, delivery, events)
-        elif lib.pn_delivery_readable(delivery):  # otherwise the peer updated a delivery that we have yet to settle
+        elif lib.pn_delivery_readable(delivery):
             self._on_transfer(found, delivery, events)
+        elif found.told and lib.pn_delivery_settled(delivery):  # else the peer updated one that has no outcome yet
+            self._on_settled(found, delivery)
+
+    def _on_settled(self, link: Link, delivery: Any) -> None:
+        """Settle a received delivery that the peer has settled after its outcome (part 2.8.3)."""
+        address = native.address(delivery)
+        if link.told is not None and address in link.told:
+            link.told.remove(address)
+            self._told -= 1
+            lib.pn_delivery_settle(delivery)
 
     def _discard(self, link: Link, events: list[Any]) -> None:
         """Drop what arrives for a link that we have detached: proton would keep it until the peer detaches, too."""

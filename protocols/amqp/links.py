@@ -65,6 +65,8 @@ class Link(msgspec.Struct, eq=False):
     target: Terminus
     settle_mode: int = MIXED  # the peer's snd-settle-mode
     second: bool = False  # whether the peer asked for rcv-settle-mode `second`
+    # incoming, with `second`: addresses of deliveries whose outcome is sent and which the peer has yet to settle
+    told: set[int] | None = None
     peer_max_message_bytes: int = 0  # 0 means no limit
     accepted: bool = False  # whether we answered the attach with a terminus
     attached: bool = True  # whether transfers may be sent or received

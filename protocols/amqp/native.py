@@ -227,9 +227,18 @@ def put(data: Any, encoded: bytes) -> None:
     assert taken == len(encoded)
 
 
+def set_expiry(handle: Any, *, kept: bool) -> None:
+    """Let a terminus end with its link, or never (part 3.5.6)."""
+    lib.pn_terminus_set_timeout(handle, 0)
+    lib.pn_terminus_set_expiry_policy(handle, lib.PN_EXPIRE_NEVER if kept else lib.PN_EXPIRE_WITH_LINK)
+    if not kept:
+        lib.pn_terminus_set_durability(handle, lib.PN_NONDURABLE)
+    elif lib.pn_terminus_get_durability(handle) == lib.PN_NONDURABLE:
+        lib.pn_terminus_set_durability(handle, lib.PN_CONFIGURATION)
+
+
 def set_durable_source(handle: Any, address: str) -> None:
-    """Set a terminus to the durable source at `address`, which never expires."""
+    """Set a terminus to the durable source at `address`."""
     lib.pn_terminus_set_type(handle, lib.PN_SOURCE)
     lib.pn_terminus_set_address(handle, address.encode())
     lib.pn_terminus_set_durability(handle, lib.PN_DELIVERIES)
-    lib.pn_terminus_set_expiry_policy(handle, lib.PN_EXPIRE_NEVER)

@@ -39,8 +39,7 @@ class Transacting(Endpoints):
             return
         handle = native.delivery_at(delivery)
         native.put(lib.pn_disposition_data(lib.pn_delivery_local(handle)), fields)
-        lib.pn_delivery_update(handle, code)
-        lib.pn_delivery_settle(handle)
+        self._conclude(link, handle, code)
 
     def settle_retired(self, link: Link, delivery: Any, token: Any, state: State) -> bool:
         """Settle a delivery that we sent and that a committed transaction retired (part 4.4.2).

@@ -5,6 +5,8 @@ Most enforce what CONNACK announced (section 3.2.2.3). A failed check raises `Pe
 
 from __future__ import annotations
 
+import msgspec
+
 from protocols.errors import PeerError
 from protocols.mqtt import packets, topics
 from protocols.mqtt.properties import NONE, Properties
@@ -54,6 +56,19 @@ def check_subscribe(packet: packets.Subscribe, announced: Properties) -> None:
             raise PeerError(ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, "shared subscriptions are not available")
         if announced.wildcard_subscription_available == 0 and topics.has_wildcard(one.topic_filter):
             raise PeerError(ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, "wildcard subscriptions are not available")
+
+
+def bridged(packet: packets.Subscribe) -> packets.Subscribe:
+    """Return a bridge's SUBSCRIBE with the options that it means and its version cannot say.
+
+    Without No Local its own messages would come back to its broker, and without Retain As Published its broker would
+    not keep retained messages.
+    """
+    subscriptions = tuple(
+        msgspec.structs.replace(one, no_local=not topics.is_shared(one.topic_filter), retain_as_published=True)
+        for one in packet.subscriptions
+    )
+    return msgspec.structs.replace(packet, subscriptions=subscriptions)
 
 
 def check_disconnect(packet: packets.Disconnect, connect: packets.Connect) -> None:

@@ -84,6 +84,18 @@ def decode_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
     return value, position
 
 
+def split_packets(data: bytes) -> list[bytes]:
+    """Return the single packets of `data`, which holds complete packets only."""
+    found, position, size = [], 0, len(data)
+    while position < size:
+        length, start = data[position + 1], position + 2
+        if length > 0x7F:
+            length, start = decode_varint(data, position + 1, size)
+        found.append(data[position : start + length])
+        position = start + length
+    return found
+
+
 def encode_varint(value: int) -> bytes:
     """Encode a variable byte integer in the fewest possible bytes [MQTT-1.5.5-1]."""
     if 0 <= value < 0x80:

@@ -22,6 +22,14 @@ FLAGS: Final[dict[int, int]] = {
 WRONG_FLAGS: Final[dict[int, ReasonCode]] = {PacketType.PUBREL: ReasonCode.PROTOCOL_ERROR}
 """Reason codes for wrong flags other than 0x81; [MQTT-3.6.1-1] fixes no code, so it is the same as Mosquitto's."""
 
+BRIDGE: Final = 0x80
+"""The top bit of the protocol level: Mosquitto's mark for a bridge (its `try_private`, on by default)."""
+
+_V31: Final = {Version.V31: Version.V31, BRIDGE | Version.V31: Version.V31}
+_LATER: Final = {level: Version(level & ~BRIDGE) for level in (Version.V311, Version.V5, BRIDGE | Version.V311)}
+_LEVELS: Final[dict[bytes, dict[int, Version]]] = {b"MQIsdp": _V31, b"MQTT": _LATER}
+"""The levels that are served, by protocol name."""
+
 
 def check_flags(first: int, version: Version) -> None:
     """Check the flags in the first byte [MQTT-2.1.3-1]; raise PeerError if they differ from table 2-2."""
@@ -55,22 +63,26 @@ def decode_packet(first: int, body: bytes, version: Version, most: int = UNLIMIT
     return packet
 
 
-def decode_version(reader: Reader) -> Version:
+def decode_version(reader: Reader) -> tuple[Version, bool]:
     """Read protocol name and level of a CONNECT (sections 3.1.2.1 and 3.1.2.2).
+
+    Returns:
+        The version, and whether the level has a bridge's mark. Only the versions that cannot say No Local have it.
 
     Raises:
         PeerError: 0x84 for an unsupported level, malformed for another protocol.
     """
     name = reader.binary()
-    if name not in (b"MQTT", b"MQIsdp"):
+    if name not in _LEVELS:
         raise malformed("not MQTT")  # [MQTT-3.1.2-1]
     level = reader.integer(1)
-    if (name == b"MQIsdp" and level != Version.V31) or (name == b"MQTT" and level not in (4, 5)):
+    served = _LEVELS[name].get(level)
+    if served is None:
         raise PeerError(ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, f"protocol level {level}")  # [MQTT-3.1.2-2]
-    return Version(level)
+    return served, bool(level & BRIDGE)
 
 
-def decode_connect_rest(reader: Reader, version: Version) -> packets.Connect:
+def decode_connect_rest(reader: Reader, version: Version, bridge: bool = False) -> packets.Connect:
     """Read a CONNECT behind the protocol level."""
     flags = reader.integer(1)
     if flags & 0x01 and version is not Version.V31:
@@ -102,7 +114,9 @@ def decode_connect_rest(reader: Reader, version: Version) -> packets.Connect:
         and properties.authentication_method is None
     ):
         raise protocol_error("authentication data without a method")
-    return packets.Connect(version, client_id, bool(clean_start), keep_alive, username, password, will, properties)
+    return packets.Connect(
+        version, client_id, bool(clean_start), keep_alive, username, password, will, properties, bridge
+    )
 
 
 def decode_publish(first: int, body: bytes, version: Version, most: int = UNLIMITED) -> packets.Publish:
@@ -158,9 +172,10 @@ def _subscribe(reader: Reader, version: Version) -> packets.Subscribe:
     while reader.left:
         topic_filter = _filter(reader, version)
         options = reader.integer(1)
-        reserved = 0b1100_0000 if version is Version.V5 else 0b1111_1100
-        if options & 3 == 3 or options & reserved or options & 0x30 == 0x30:
-            raise malformed("wrong subscription options")  # [MQTT-3.8.3-5]
+        if options & (0b1100_0000 if version is Version.V5 else 0b1111_1100):
+            raise malformed("reserved subscription options are set")  # [MQTT-3.8.3-5]
+        if options & 3 == 3 or options & 0x30 == 0x30:
+            raise protocol_error("QoS 3 or Retain Handling 3 in subscription options")  # section 3.8.3.1
         no_local = bool(options & 4)
         if no_local and topics.is_shared(topic_filter):
             raise protocol_error("No Local on a shared subscription")  # [MQTT-3.8.3-4]
@@ -168,7 +183,7 @@ def _subscribe(reader: Reader, version: Version) -> packets.Subscribe:
             packets.Subscription(topic_filter, options & 3, no_local, bool(options & 8), options >> 4 & 3)
         )
     if not subscriptions:
-        raise malformed("SUBSCRIBE without a topic filter")  # [MQTT-3.8.3-2]
+        raise protocol_error("SUBSCRIBE without a topic filter")  # [MQTT-3.8.3-2]
     return packets.Subscribe(packet_id, tuple(subscriptions), properties)
 
 
@@ -202,12 +217,12 @@ def _unsubscribe(reader: Reader, version: Version) -> packets.Unsubscribe:
     while reader.left:
         filters.append(_filter(reader, version))
     if not filters:
-        raise malformed("UNSUBSCRIBE without a topic filter")  # [MQTT-3.10.3-2]
+        raise protocol_error("UNSUBSCRIBE without a topic filter")  # [MQTT-3.10.3-2]
     return packets.Unsubscribe(packet_id, tuple(filters), properties)
 
 
 _DECODERS: Final[dict[int, Callable[[Reader, Version], Packet]]] = {
-    PacketType.CONNECT: lambda reader, _version: decode_connect_rest(reader, decode_version(reader)),
+    PacketType.CONNECT: lambda reader, _version: decode_connect_rest(reader, *decode_version(reader)),
     PacketType.CONNACK: _connack,
     PacketType.PUBACK: _acknowledgement(PacketType.PUBACK, packets.Puback),
     PacketType.PUBREC: _acknowledgement(PacketType.PUBREC, packets.Pubrec),

@@ -33,7 +33,10 @@ class Will(msgspec.Struct, frozen=True, gc=False):
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):
-    """CONNECT (section 3.1). `client_id` is empty if the server must assign one."""
+    """CONNECT (section 3.1). `client_id` is empty if the server must assign one.
+
+    `bridge`: the client is another broker's bridge, by the mark in its protocol level.
+    """
 
     version: Version
     client_id: str
@@ -43,6 +46,7 @@ class Connect(msgspec.Struct, frozen=True, gc=False):
     password: bytes | None = None
     will: Will | None = None
     properties: Properties | None = None
+    bridge: bool = False
 
 
 class Connack(msgspec.Struct, frozen=True, gc=False):

@@ -15,9 +15,9 @@ from protocols.connection import ConnectionFailed
 from protocols.errors import PeerError
 from protocols.mqtt import packets
 from protocols.mqtt.aliases import TopicAliases
-from protocols.mqtt.checks import check_auth, check_disconnect, check_subscribe, refused_flags, resolve_topic
+from protocols.mqtt.checks import bridged, check_auth, check_disconnect, check_subscribe, refused_flags, resolve_topic
 from protocols.mqtt.codec import Reader, read_varint
-from protocols.mqtt.decoding import check_flags, decode_connect_rest, decode_packet, decode_version
+from protocols.mqtt.decoding import BRIDGE, check_flags, decode_connect_rest, decode_packet, decode_version
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
@@ -149,6 +149,8 @@ class Receiver(Sender):
             case packets.Subscribe():
                 if self.version is Version.V5:
                     check_subscribe(packet, self._announced)
+                elif self.connect is not None and self.connect.bridge:
+                    packet = bridged(packet)
                 found.append(packet)
             case packets.Pubrel() | packets.Unsubscribe():
                 found.append(packet)
@@ -182,16 +184,18 @@ class Receiver(Sender):
     def _connect(self, first: int, body: bytes, found: list[Any]) -> None:
         reader = Reader(body)
         try:
-            self.version = decode_version(reader)
+            self.version, bridge = decode_version(reader)
         except PeerError as fault:
             if fault.code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
-                # Answer in the format of the requested family: 3.1.1 [MQTT311-3.1.2-2], or 5.0 for all others.
-                self.version = Version.V311 if body[reader.position - 1] in (3, 4) else Version.V5
+                # Answer in the format of the requested family: 3.1.1 [MQTT311-3.1.2-2], or 5.0 for all others. A bridge
+                # gives up its mark when it gets 3.1.1's return code.
+                level = body[reader.position - 1]
+                self.version = Version.V311 if level in (3, 4) or level & BRIDGE else Version.V5
             raise
         if self.version is not Version.V31:
             check_flags(first, self.version)
         reader.most_pairs = self._limits.max_user_properties
-        connect = decode_connect_rest(reader, self.version)
+        connect = decode_connect_rest(reader, self.version, bridge)
         reader.finish()
         properties = connect.properties or NONE
         self.connect = connect

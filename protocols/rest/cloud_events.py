@@ -14,6 +14,8 @@ from protocols.rest.requests import check_utf8, decode
 
 EVENT_TYPE: Final = "application/cloudevents+json"
 BATCH_TYPE: Final = "application/cloudevents-batch+json"
+ENVELOPES: Final = ("application/cloudevents+", "application/cloudevents-batch+")
+"""The beginnings of the types of whole events (HTTP binding section 3): the rest names the format."""
 FIELD_PREFIX: Final = "ce-"
 _JSON_TYPE: Final = "application/json"
 _REQUIRED: Final = ("id", "source", "specversion", "type")

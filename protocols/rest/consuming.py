@@ -69,7 +69,7 @@ class PartitionOffset(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fiel
     topic: str
     partition: int
     offset: int
-    metadata: str = ""
+    metadata: str | None = None
 
 
 class Subscription(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ values become bytes.
 
 from __future__ import annotations
 
+import re
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -87,6 +88,9 @@ PLAIN_LINE: Final = msgspec.json.Decoder(PlainJson)
 PLAIN_JSON: Final = msgspec.json.Decoder(_Body[PlainJson])
 PLAIN_TEXT: Final = msgspec.json.Decoder(_Body[PlainText])
 PLAIN_BINARY: Final = msgspec.json.Decoder(_Body[PlainBinary])
+_HALF_PAIR: Final = re.compile(  # such as \ud800 alone, for which the decoder has other words each time
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
 _UNDECODABLE: Final = (RestError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -155,9 +159,10 @@ def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise invalid(str(error)) from error
+        raise invalid(str(error).replace("int | float", "number")) from error
     except msgspec.DecodeError as error:
-        raise RestError(400, f"Validation error on: the body is not JSON: {error}") from error
+        reason = "a string has half of a surrogate pair" if _HALF_PAIR.search(body) else str(error)
+        raise RestError(400, f"Validation error on: the body is not JSON: {reason}") from error
     except UnicodeDecodeError as error:
         raise _not_utf8(error) from error
     except RecursionError as error:

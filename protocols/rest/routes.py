@@ -14,7 +14,7 @@ import msgspec
 
 from protocols.rest.confluent import PREFIX, Dialect
 from protocols.rest.contract import Operation
-from protocols.rest.errors import RestError, not_found
+from protocols.rest.errors import RestError
 
 
 class Match(NamedTuple):
@@ -75,13 +75,13 @@ class Router:
         operation = node.operations.get(method)
         if operation is None:
             allowed = ", ".join(_methods(node.operations))
-            raise RestError(405, "Method Not Allowed", headers=(("Allow", allowed),))
+            raise RestError(405, f"Method Not Allowed: the path has {allowed}", headers=(("Allow", allowed),))
         return Match(operation, tuple(values))
 
     def _find(self, raw_path: str, method: str | None = None) -> tuple[_Node, list[str]]:
         """Return the path's node and parameters; if two dialects have the path, the node that has the method."""
         if not raw_path.startswith("/"):
-            raise not_found()
+            raise _unknown()
         segments = raw_path[1:].split("/")
         preferred = None
         if self._confluent:
@@ -92,7 +92,7 @@ class Router:
         if found is None or (preferred is not None and method not in found[0].operations):
             found = preferred
         if found is None:
-            raise not_found()
+            raise _unknown()
         return found
 
     def _walk(self, segments: Sequence[str]) -> tuple[_Node, list[str]] | None:
@@ -107,3 +107,8 @@ class Router:
                 values.append(unquote(segment) if "%" in segment else segment)
             node = following
         return (node, values) if node.operations else None
+
+
+def _unknown() -> RestError:
+    """Return the error for an unknown path. Strimzi's text stays; the contract is named in a field (RFC 8631)."""
+    return RestError(404, "Not Found", headers=(("Link", '</openapi>; rel="service-desc"'),))

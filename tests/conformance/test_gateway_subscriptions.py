@@ -178,3 +178,18 @@ async def test_topics_are_compared_without_normalization(connect: Connect, place
     for topic in wanted:
         await sender.publish(topic, b"wanted")
     assert [(m.topic, m.payload) for m in await client.messages(4)] == [(topic, b"wanted") for topic in wanted]
+
+
+@pytest.mark.parametrize("version", [5, 4])
+async def test_a_session_has_thousands_of_subscriptions(
+    connect: Connect, place: str, client_id: str, version: int
+) -> None:
+    """Home Assistant has one for each topic of each entity, in a session that it keeps."""
+    client = await connect(client_id, **kept(version))
+    for start in range(0, 10_000, 500):
+        wanted = [f"{place}/{number}/state" for number in range(start, start + 500)]
+        assert (await client.subscribe(*wanted)).reason_codes == (2,) * 500
+    more = await client.subscribe(f"{place}/one/too/many")
+    assert more.reason_codes == ((0x97,) if version == 5 else (0x80,))
+    await client.publish(f"{place}/9999/state", b"on")
+    assert (await client.message()).payload == b"on"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
 
+from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Will
 from protocols.mqtt.properties import Properties
 from tests.conformance.conftest import Connect, kept
+from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 
 BOTH = pytest.mark.parametrize("version", [5, 4], ids=["5.0", "3.1.1"])
@@ -150,3 +153,21 @@ async def test_a_will_has_its_properties(connect: Connect, place: str) -> None:
     assert (got.response_topic, got.correlation_data) == (f"{place}/answer", b"\0\xff")
     assert got.message_expiry_interval is not None
     assert 50 < got.message_expiry_interval <= 100
+
+
+@BOTH
+@pytest.mark.parametrize("topic", ["$SYS/x", "$SYS/broker/uptime", "$share/g/x"])
+async def test_a_will_to_the_servers_own_topics_is_refused(gateway: GatewayProcess, version: int, topic: str) -> None:
+    client = await RawClient.open(gateway.address("mqtt"), version)
+    client.send(packets.Connect(client.version, f"w-{uuid.uuid4().hex[:8]}", will=Will(topic, b"x")))
+    said = await client.expect_end()
+    client.drop()
+    assert [type(packet) for packet in said] == ([packets.Connack] if version == 5 else [])
+    assert [packet.reason_code for packet in said if isinstance(packet, packets.Connack)] == [0x90][: len(said)]
+
+
+@BOTH
+async def test_a_bridges_will_to_its_state_is_accepted(connect: Connect, client_id: str, version: int) -> None:
+    will = Will(f"$SYS/broker/connection/{client_id}/state", b"0", 1, True)
+    client = await connect(client_id, version=version, will=will)
+    assert client.connack.reason_code == 0

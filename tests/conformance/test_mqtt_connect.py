@@ -50,10 +50,10 @@ def test_another_protocol_name_is_refused(version: int, name: str) -> None:
 
 @pytest.mark.clause("MQTT-3.1.2-2", "MQTT311-3.1.2-2")
 @pytest.mark.parametrize(
-    ("level", "answer"), [(6, (0x20, 0x84)), (0, (0x20, 0x84)), (255, (0x20, 0x84)), (3, (0x20, 1))]
+    ("level", "answer"), [(6, (0x20, 0x84)), (2, (0x20, 0x84)), (0, (0x20, 0x84)), (255, (0x20, 1)), (3, (0x20, 1))]
 )
 def test_another_protocol_level_is_refused_in_connack(level: int, answer: tuple[int, int]) -> None:
-    """Level 3 with the name MQTT uses 3.1.1's format, and gets its CONNACK in that format."""
+    """Level 3 and a level with a bridge's mark use 3.1.1's format, and get their CONNACK in that format."""
     connection = new()
     assert failed(say(connection, f"10 * s'MQTT' {level:02x} 02 000a 00 s'a'")) == "0x84"
     assert ended_by(connection) == answer

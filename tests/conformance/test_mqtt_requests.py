@@ -26,7 +26,7 @@ def none(version: int) -> str:
 @pytest.mark.parametrize("text", ["82 * 0001 {}", "a2 * 0001 {}"])
 def test_a_request_without_filters_is_refused(version: int, text: str) -> None:
     connection = opened(version)
-    assert failed(say(connection, text.format(none(version)))) == "0x81"
+    assert failed(say(connection, text.format(none(version)))) == "0x82"
     assert connection.closing
 
 
@@ -52,6 +52,9 @@ def test_subscription_options_are_valid_or_refused(version: int) -> None:
         legal = options & 3 != 3 and (options < 4 if version == 4 else options < 0x40 and options & 0x30 != 0x30)
         events = say(opened(version), f"82 * 0001 {none(version)} s'a' {options:02x}")
         assert (type(events[-1]) is not ConnectionFailed) is legal, options
+        if not legal:
+            reserved = options >= (4 if version == 4 else 0x40)
+            assert failed(events) == ("0x81" if reserved else "0x82"), options
 
 
 @pytest.mark.clause("MQTT-3.8.3-4")

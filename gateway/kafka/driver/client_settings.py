@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.config import ConfigError, KafkaConfig
+from gateway.kafka.driver.broker_connection import use_broker_connections
 from gateway.kafka.driver.login import logins
+
+# Whoever has these settings, a script too, logs in with them: aiokafka's own connections cannot.
+use_broker_connections()
 
 
 def client_settings(config: KafkaConfig, role: str = "") -> dict[str, Any]:

@@ -17,7 +17,6 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from gateway.failures import failures
-from gateway.kafka.driver.broker_connection import use_broker_connections
 from gateway.kafka.driver.fetched_records import convert_arrivals
 from gateway.kafka.driver.fetching import use_paced_fetchers
 from gateway.kafka.driver.kafka_consumer import close_consumer
@@ -27,7 +26,6 @@ from gateway.spawn import Spawn
 
 C = TypeVar("C")
 
-use_broker_connections()
 use_paced_fetchers()
 
 RETRY_S: Final = 0.5

@@ -14,19 +14,21 @@ from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 
 COMMIT_S: Final = 10.0
+OTHER_ASSIGNOR: Final = "it has members that do not know Kafka's assignor 'range'"
 _REFUSALS: Final[tuple[tuple[type[errors.KafkaError], Outcome], ...]] = (
     (errors.GroupAuthorizationFailedError, Outcome.DENIED),
     (errors.TopicAuthorizationFailedError, Outcome.DENIED),
     (errors.UnknownTopicOrPartitionError, Outcome.UNKNOWN_TOPIC),
     (errors.InvalidGroupIdError, Outcome.UNFIT),
-    (errors.InconsistentGroupProtocolError, Outcome.BROKEN),  # its members do not support "range"
+    (errors.InconsistentGroupProtocolError, Outcome.BROKEN),
 )
 
 
 def not_joined(group: str, error: errors.KafkaError) -> Refused:
     """Return the refusal for a subscriber that cannot join."""
     outcome = next((outcome for kind, outcome in _REFUSALS if isinstance(error, kind)), Outcome.BUSY)
-    return Refused(outcome, f"group {group!r} cannot be joined: {error!r}")
+    reason = OTHER_ASSIGNOR if isinstance(error, errors.InconsistentGroupProtocolError) else repr(error)
+    return Refused(outcome, f"group {group!r} cannot be joined: {reason}")
 
 
 def not_read(error: errors.KafkaError) -> Refused:
@@ -38,6 +40,8 @@ def not_read(error: errors.KafkaError) -> Refused:
         return Refused(Outcome.UNFIT, f"There is no position to read from ({name}); seek to one")
     if isinstance(error, errors.OffsetMetadataTooLargeError):
         return Refused(Outcome.UNFIT, "The metadata of an offset is longer than Kafka accepts")
+    if isinstance(error, errors.InconsistentGroupProtocolError):
+        return Refused(Outcome.BROKEN, f"The group cannot be joined: {OTHER_ASSIGNOR}")
     if isinstance(error, errors.CommitFailedError):
         return Refused(Outcome.BUSY, "The group has rebalanced; poll again")
     return Refused(Outcome.BUSY, f"Kafka does not answer ({name})")

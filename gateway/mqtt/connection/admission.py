@@ -20,6 +20,7 @@ from gateway.mqtt.connection.connack import (
     shutdown_disconnect,
 )
 from gateway.mqtt.connection.login import EnhancedAuthentication, identify, login_refusal
+from gateway.mqtt.connection.publishing import is_servers_own
 from gateway.mqtt.connection.services import Services
 from gateway.mqtt.connection.subscribing import ANSWER_S
 from gateway.mqtt.session.client_port import ClientPort
@@ -186,6 +187,8 @@ class Admission:
         client_id = client.client_id = grant.names.mqtt(own_id)
         if not grant.names.has_mqtt(client_id):
             raise _RefusedError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client id is reserved for a tenant")
+        if connect.will is not None and is_servers_own(connect.will.topic):
+            raise _RefusedError(ReasonCode.TOPIC_NAME_INVALID, "the will's topic is reserved for the server")
         will = pending_will(connect, grant)
         if (refused := check_will(will, grant, services.config)) is not None:
             raise _RefusedError(*refused)

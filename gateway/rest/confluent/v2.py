@@ -162,7 +162,8 @@ class ConfluentV2(OperationSet):
 
     async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../offsets`: the body has the offset of the last consumed record; Kafka gets the next offset."""
-        return await self._consumers.commit_offsets(call, group, name, decode_commit)
+        await self._consumers.commit_offsets(call, group, name, decode_commit)
+        return control_answer(b"{}")
 
     async def committed(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../offsets`, with the partitions in the body."""

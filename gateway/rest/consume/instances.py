@@ -456,7 +456,9 @@ class Consumers(OperationSet):
         else:
             await instance.member.commit(
                 {
-                    TopicPartition(topic(entry.topic), entry.partition): OffsetAndMetadata(entry.offset, entry.metadata)
+                    TopicPartition(topic(entry.topic), entry.partition): OffsetAndMetadata(
+                        entry.offset, entry.metadata or ""
+                    )
                     for entry in wanted
                 }
             )

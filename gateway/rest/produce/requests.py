@@ -43,8 +43,8 @@ from mapping.outcomes import Outcome
 from mapping.record import GW_CLIENT, GW_PROTOCOL, Headers, Record
 from mapping.rest.events import event_record
 from mapping.rest.incoming import PROTOCOL, to_records, trace_headers
-from protocols.rest.cloud_events import BATCH_TYPE, EVENT_TYPE, from_batch, from_fields, from_json
-from protocols.rest.errors import RestError, unprocessable
+from protocols.rest.cloud_events import BATCH_TYPE, ENVELOPES, EVENT_TYPE, from_batch, from_fields, from_json
+from protocols.rest.errors import Fault, RestError, unprocessable
 from protocols.rest.media import Format, produce_format
 from protocols.rest.responses import Stored, encode_results
 
@@ -310,6 +310,8 @@ class CloudEvents(OperationSet):
                 events = [from_json(body)]
             elif essence == BATCH_TYPE:
                 events = from_batch(body, self._max_events)
+            elif essence.startswith(ENVELOPES):
+                raise RestError(415, f"Events are {EVENT_TYPE} or {BATCH_TYPE}, or in header fields", fault=Fault.MEDIA)
             else:
                 events = [from_fields(fields.items(), content_type, body)]
                 content = msgspec.json.encode(sorted(events[0].attributes.items())) + body

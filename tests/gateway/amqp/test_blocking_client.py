@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from aiokafka import AIOKafkaConsumer
-from proton import Message
-from proton.utils import BlockingConnection
+from proton import Delivery, Message
+from proton.utils import BlockingConnection, LinkDetached
 
 from gateway.amqp.listener import AmqpServer
 
@@ -48,3 +49,19 @@ async def test_send_and_receive(listener: AmqpServer, bootstrap: str, new_topic:
         assert sorted(message.properties["n"] for message in half) == list(range(5))
     records = await read(bootstrap, topic, 5)
     assert sorted(record.value for record in records) == [f"text {number}".encode() for number in range(5)]
+
+
+async def test_a_message_of_100_mb_ends_its_link_alone(listener: AmqpServer, new_topic: Any) -> None:
+    topic = await new_topic()
+
+    def client() -> tuple[str, str]:
+        connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT)
+        other, sender = connection.create_sender(topic, name="other"), connection.create_sender(topic)
+        with pytest.raises(LinkDetached) as refused:
+            sender.send(Message(body=b"h" * (100 << 20)))
+        outcome = other.send(Message(body=b"x")).remote_state
+        connection.close()
+        return str(refused.value.condition), str(outcome)
+
+    condition, outcome = await asyncio.to_thread(client)
+    assert (condition, outcome) == ("amqp:link:message-size-exceeded", str(Delivery.ACCEPTED))

@@ -251,6 +251,17 @@ async def test_each_write_is_one_binary_message(size: int) -> None:
     assert peer.frames() == [(BINARY, b"x" * size), (BINARY, b"yz")]
 
 
+async def test_the_server_divides_a_write_into_messages() -> None:
+    class Words(BareServer):
+        def messages(self, data: bytes) -> list[bytes]:
+            return data.split()
+
+    websocket, peer, _ = opened(listener=Words())
+    websocket.write(b"one two")
+    websocket.writelines([b"thr", b"ee"])
+    assert peer.frames() == [(BINARY, b"one"), (BINARY, b"two"), (BINARY, b"three")]
+
+
 async def test_a_peer_that_reads_no_answers_gets_one_pong_when_it_does() -> None:
     websocket, peer, user = opened()
     websocket.pause_writing()

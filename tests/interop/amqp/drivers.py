@@ -5,7 +5,8 @@ A client has one connection with one session; its links have names. Commands, wi
 - `connect`: host, port, container, path (of a WebSocket), user, password, mechanism (none: the library decides; `NONE`:
   no SASL at all), tls (ca, cert, key: files), idle_ms (the client's idle time-out), frame_bytes (its largest frame).
 - `attach`: link, role (`sender`, `receiver`), address, dynamic, settled (sender settle mode), durable, capabilities,
-  filters (pairs of name and value), copy (distribution mode), credit (of a receiver: a window that the library keeps
+  filters (pairs of name and value), copy (distribution mode), only with go-amqp mixed (sender settle mode) and second
+  (receiver settle mode), credit (of a receiver: a window that the library keeps
   full; 0: only the credit of `credit` and `drain`). The answer: address and filters of the gateway's attach.
 - `send`: link, messages. The answer: outcomes, one for each, when all are settled.
 - `receive`: link, count, seconds. The answer: `count` messages, or those that arrived in time.

@@ -102,6 +102,26 @@ async def test_settled_and_unsettled(new_client: NewClient, own: str, kind: Kind
     await unsettled.close()
 
 
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("mode", ["unsettled", "settled", "mixed"])
+async def test_go_amqp_gets_each_settle_mode_that_it_asks_for(
+    new_client: NewClient, own: str, mode: str, second: bool
+) -> None:
+    """It refuses an attach that is answered with another one."""
+    client = await new_client(GO)
+    modes = {"settled": mode == "settled", "mixed": mode == "mixed", "second": second}
+    receiver, sender = await client.receiver(own, **modes), await client.sender(own, **modes)
+    for turn in range(3):
+        outcomes = await sender.send(*(text(f"{turn}{number}") for number in range(5)))
+        assert outcomes == ([] if mode == "settled" else [ACCEPTED] * 5)
+    seen = await receiver.receive(15)
+    assert len(bodies(seen)) == 15
+    if mode != "settled":
+        await receiver.settle(seen)
+    await sender.close()
+    await receiver.close()
+
+
 @pytest.mark.parametrize("kind", **each(EVERY))
 async def test_a_message_of_many_frames(new_client: NewClient, own: str, kind: Kind) -> None:
     client = await new_client(kind, frame_bytes=4096)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from proton import Data, Delivery, Described, int32, symbol, ulong
 
-from protocols.amqp import deliveries, engine, outcomes
+from protocols.amqp import deliveries, engine, outcomes, primitives
 from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import (
     CreditChanged,
@@ -144,6 +144,21 @@ def test_a_message_larger_than_the_scratch_buffer(make_server: Any, frames: Any)
         server.feed(frames.transfer(0, part, more=number < len(parts) - 1, first=number == 0))
     (event,) = server.received
     assert event.data == body
+
+
+@pytest.mark.clause("AMQP-2.7.4")
+def test_the_window_opens_again_with_no_flow_for_a_detached_link(make_server: Any, frames: Any) -> None:
+    limits = Limits(max_frame_bytes=1024, session_window_bytes=20 * 1024)
+    server = scripted(make_server, frames, limit=1000, limits=limits)
+    flows: list[bytes] = []
+    for number in range(200):
+        server.feed(frames.transfer(0, bytes(900), more=True, first=number == 0))
+        flows += [body for code, body in frames.parse(server.connection.data_to_send()) if code == 0x13]
+    assert server.of(LinkDetached)[0].error.condition == outcomes.MESSAGE_SIZE_EXCEEDED
+    assert len(flows) >= 200 // 20 - 1
+    decoded = [primitives.decode(body, 0, len(body))[0].value for body in flows]
+    assert {len(fields) for fields in decoded} == {4}, "flows of the session alone"
+    assert [fields[1] for fields in decoded] == [20] * len(flows)
 
 
 def test_an_endless_message_is_cut_off_without_being_kept(make_server: Any, frames: Any) -> None:

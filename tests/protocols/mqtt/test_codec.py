@@ -18,6 +18,7 @@ from protocols.mqtt.codec import (
     encode_varint,
     is_text,
     read_varint,
+    split_packets,
 )
 
 # Table 1-1: the first and last value of each size.
@@ -64,6 +65,12 @@ def test_no_variable_byte_integer_for(value: int) -> None:
 def test_variable_byte_integer_round_trip(value: int) -> None:
     raw = encode_varint(value)
     assert decode_varint(raw, 0, len(raw)) == (value, len(raw))
+
+
+@given(st.lists(st.binary(max_size=300)))
+def test_a_run_of_packets_is_split_where_each_ends(bodies: list[bytes]) -> None:
+    packets = [b"\x30" + encode_varint(len(body)) + body for body in bodies]
+    assert split_packets(b"".join(packets)) == packets
 
 
 def test_a_remaining_length_waits_for_its_end_and_not_for_ever() -> None:

@@ -94,6 +94,10 @@ def test_connect_comes_once(version: int) -> None:
     [
         ("10 * s'MQTT' 06 02 000a 00 s'p'", "0x84", (0x20, 0x84)),
         ("10 * s'MQTT' 03 02 000a s'p'", "0x84", (0x20, 0x01)),
+        ("10 * s'MQTT' 83 02 000a s'p'", "0x84", (0x20, 0x01)),
+        ("10 * s'MQTT' 85 02 000a 00 s'p'", "0x84", (0x20, 0x01)),
+        ("10 * s'MQIsdp' 84 02 000a s'p'", "0x84", (0x20, 0x01)),
+        ("10 * s'MQTT' 80 02 000a s'p'", "0x84", (0x20, 0x01)),
         ("10 * s'MQTT' 05 03 000a 00 s'p'", "0x81", (0x20, 0x81)),
         ("10 * s'MQTT' 05 02 000a v 21 0000 ; s'p'", "0x82", (0x20, 0x82)),
         ("10 * s'MQTT' 05 02 000a 00 0001 ff", "0x85", (0x20, 0x85)),
@@ -122,6 +126,20 @@ def test_a_connect_says_everything() -> None:
     assert event.keep_alive == 65_535
     assert connection.connect is not None
     assert connection.connect.will == event.will
+
+
+@pytest.mark.parametrize(("name", "level"), [("MQTT", 4), ("MQIsdp", 3)])
+def test_a_bridge_marks_itself_and_gets_the_options_that_it_cannot_ask_for(name: str, level: int) -> None:
+    connection = new()
+    (event,) = say(connection, f"10 * s'{name}' {level | 0x80:02x} 02 000a s'p'")
+    assert (event.version, event.bridge) == (Version(level), True)
+    connection.accept()
+    assert connection.data_to_send() == wire("20 02 00 00")
+    (subscribe,) = say(connection, "82 * 0001 s'a' 01 s'$share/g/b' 02")
+    assert subscribe.subscriptions == (
+        Subscription("a", 1, no_local=True, retain_as_published=True),
+        Subscription("$share/g/b", 2, no_local=False, retain_as_published=True),
+    )
 
 
 def test_a_connection_without_room_for_connack_is_not_opened() -> None:

@@ -28,7 +28,10 @@ def decode(body: bytes, embedded: Format) -> object:
         (b'{"records":[{"key":"a"}]}', "missing required field `value` - at `$.records[0]`"),
         (b'{"records":[{"value":1,"foo":1}]}', "unknown field `foo` - at `$.records[0]`"),
         (b'{"records":[],"foo":1}', "unknown field `foo`"),
-        (b'{"records":[{"value":1,"partition":"0"}]}', "$.records[0].partition"),
+        (
+            b'{"records":[{"value":1,"partition":"0"}]}',
+            "Expected `number | null`, got `str` - at `$.records[0].partition`",
+        ),
         (b'{"records":[{"value":1,"timestamp":true}]}', "$.records[0].timestamp"),
         (b'{"records":[{"value":1,"headers":[{"key":"a"}]}]}', "missing required field `value`"),
         (b'{"records":[{"value":1,"headers":{"a":"b"}}]}', "$.records[0].headers"),
@@ -113,3 +116,10 @@ def test_every_json_value_is_kept_as_written(value: Any) -> None:
         return
     (record,) = decode_json(b'{"records":[{"value":' + text + b"}]}", LIMIT)
     assert bytes(record.value) == text
+
+
+@pytest.mark.parametrize("embedded", Format)
+@pytest.mark.parametrize("text", [r"\ud800", r"a\uDfffb", r"\ud83d\ude00\ud83d", r"\ud83dx"])
+def test_half_of_a_surrogate_pair_is_named(text: str, embedded: Format) -> None:
+    body = b'{"records":[{"key":"k","value":"%s"}]}' % text.encode()
+    assert str(refused(body, embedded)).endswith("the body is not JSON: a string has half of a surrogate pair")

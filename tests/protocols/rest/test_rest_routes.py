@@ -33,12 +33,15 @@ def test_an_unknown_path_is_a_404_or_has_another_method(path: str) -> None:
     with pytest.raises(RestError) as caught:
         ROUTER.match("GET", path)
     assert caught.value.status == (405 if path == "/consumers/g" else 404)
+    if caught.value.status == 404:
+        assert dict(caught.value.headers)["Link"] == '</openapi>; rel="service-desc"'
 
 
 def test_a_known_path_with_another_method_says_which_it_has() -> None:
     with pytest.raises(RestError) as caught:
         ROUTER.match("PUT", "/topics/t")
     assert caught.value.status == 405
+    assert str(caught.value) == "Method Not Allowed: the path has GET, HEAD, POST"
     assert caught.value.headers == (("Allow", "GET, HEAD, POST"),)
 
 

@@ -70,6 +70,19 @@ async def test_packets_need_not_fit_frames(gateway: GatewayProcess, listener: st
     writer.close()
 
 
+@pytest.mark.parametrize("listener", LISTENERS)
+async def test_each_packet_is_in_a_frame_of_its_own(gateway: GatewayProcess, listener: str) -> None:
+    reader, writer = await asyncio.open_connection(*gateway.address(listener))
+    writer.write(handshake("/mqtt") + frame(CONNECT + b"\xc0\x00" * 50))
+    await reader.readuntil(b"\r\n\r\n")
+    heard = b""
+    while len(packets := parse(heard)[0]) < 51:
+        heard += await reader.read(10_000)
+    assert packets[0][1][:1] == b"\x20"
+    assert [packet for _, packet in packets[1:]] == [b"\xd0\x00"] * 50
+    writer.close()
+
+
 async def test_the_path_belongs_to_websockets(gateway: GatewayProcess) -> None:
     status, headers, body = await ask(gateway, "/mqtt")
     assert (status, headers["Upgrade"], body["error_code"]) == (426, "websocket", 426)

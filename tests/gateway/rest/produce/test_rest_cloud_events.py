@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.gateway.rest.conftest import ask, read_topic, running_gateway
 
@@ -46,6 +47,17 @@ async def test_an_invalid_event_is_refused_and_nothing_is_stored(http: aiohttp.C
     batch = {"Content-Type": "application/cloudevents-batch+json"}
     assert (await ask(http, "POST", path, [EVENT, {}], headers=batch))[0] == 400
     assert (await ask(http, "POST", path, [EVENT], headers=batch))[1]["offsets"] == [{"partition": 0, "offset": 0}]
+
+
+@pytest.mark.parametrize("media", ["application/cloudevents+avro", "application/cloudevents-batch+protobuf; v=1"])
+async def test_an_event_in_an_unknown_format_is_not_stored_as_data(
+    http: aiohttp.ClientSession, new_topic: Any, media: str
+) -> None:
+    topic = await new_topic(partitions=1)
+    fields = {"ce-id": "0", "ce-source": "/s", "ce-specversion": "1.0", "ce-type": "t", "Content-Type": media}
+    status, error = await ask(http, "POST", f"/topics/{topic}/events", b"\x00", headers=fields)
+    assert (status, error["error_code"]) == (415, 415)
+    assert "application/cloudevents+json" in error["message"]
 
 
 async def test_an_event_with_a_key_is_stored_once(bootstrap: str, new_topic: Any) -> None:

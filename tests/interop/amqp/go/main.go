@@ -122,9 +122,11 @@ func (client *Client) connect(command Fields) (Fields, error) {
 
 func (client *Client) attach(command Fields) (Fields, error) {
 	link, address := text(command, "link"), text(command, "address")
-	mode := amqp.SenderSettleModeUnsettled
+	mode, second := amqp.SenderSettleModeUnsettled, amqp.ReceiverSettleModeSecond
 	if flag(command, "settled") {
 		mode = amqp.SenderSettleModeSettled
+	} else if flag(command, "mixed") {
+		mode = amqp.SenderSettleModeMixed
 	}
 	var capabilities []string
 	named, _ := command["capabilities"].([]any)
@@ -137,6 +139,9 @@ func (client *Client) attach(command Fields) (Fields, error) {
 			Name: link, SettlementMode: &mode, DynamicAddress: flag(command, "dynamic"),
 			TargetCapabilities: capabilities,
 		}
+		if flag(command, "second") {
+			options.RequestedReceiverSettleMode = &second
+		}
 		sender, err := client.session.NewSender(in(patience), address, options)
 		if err != nil {
 			return nil, err
@@ -148,8 +153,11 @@ func (client *Client) attach(command Fields) (Fields, error) {
 		Name: link, DynamicAddress: flag(command, "dynamic"), SourceCapabilities: capabilities,
 		Credit: int32(whole(command["credit"])),
 	}
-	if flag(command, "settled") {
+	if flag(command, "settled") || flag(command, "mixed") {
 		options.RequestedSenderSettleMode = &mode
+	}
+	if flag(command, "second") {
+		options.SettlementMode = &second
 	}
 	if options.Credit == 0 {
 		options.Credit = -1
