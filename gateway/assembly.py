@@ -70,6 +70,7 @@ from gateway.security.tenants import Tenants
 from gateway.security.tls import Certificates
 from gateway.spawn import Spawn, Tasks, keep_running
 from mapping.dead_letters import TOPIC_FIELD
+from mapping.presets import PRESETS
 from mapping.rules import RuleError, Rules, RuleText
 from mapping.tenants import Tenancy, TenantRules, tenant_of
 
@@ -147,7 +148,8 @@ class State(msgspec.Struct, frozen=True):
 
 def compile_rules(config: Config) -> Rules:
     """Compile the mapping rules; raises RuleError, which names the bad rule."""
-    texts = (RuleText(rule.mqtt, rule.topic, rule.key) for rule in config.mapping.rules)
+    own_rules = (RuleText(rule.mqtt, rule.topic, rule.key) for rule in config.mapping.rules)
+    texts = (*own_rules, *(rule for name in config.mapping.presets for rule in PRESETS[name]))
     dotted = config.mapping.dotted_topics
     if dotted is None:
         dotted = () if config.creates_topics else None

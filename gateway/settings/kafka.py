@@ -188,6 +188,8 @@ class MappingConfig(Section):
 
     rules: tuple[RuleConfig, ...] = ()
     """rules from MQTT topics to Kafka topics and keys; see [below](#mapping-rules)"""
+    presets: tuple[Literal["sparkplug"], ...] = ()
+    """rules that come with the gateway, behind those of `mapping.rules`; see [below](#presets)"""
     catch_all_topic: str = "mqtt"
     """Kafka topic for MQTT topics whose first level is not a valid Kafka topic name"""
     max_headers: Annotated[int, Field(ge=100, le=100_000)] = 1000
