@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -21,6 +22,8 @@ from spark_sinks.replay.ledger import Entry, places_of
 from spark_sinks.replay.run import Clients, Replayed, Say, run
 from spark_sinks.replay.sources import Slice, Source, SourceError
 from spark_sinks.spec.backfill import ArchiveSource, Backfill
+
+_GLOB: Final = re.compile(r"[\\*?\[\]{}]")
 
 
 def selected(spark: SparkSession, source: ArchiveSource, positions: Mapping[Place, int]) -> DataFrame:
@@ -65,7 +68,7 @@ def _rows(spark: SparkSession, source: ArchiveSource) -> DataFrame:
         reader = spark.read.options(**base)
         # The files of a table's newest version are listed by its own library.
         names = [source.archive] if source.format == "parquet" else table_of(source).files()
-        files = [_of_hadoop(name) for name in names]
+        files = [_GLOB.sub(r"\\\g<0>", _of_hadoop(name)) for name in names]  # Spark takes a path as a pattern
         found = reader.parquet(*files).schema
         # Spark would read a directory topic=007 as a number.
         typed = [StructField(field.name, StringType()) if field.name == "topic" else field for field in found.fields]

@@ -87,7 +87,9 @@ async def test_an_archive_goes_to_a_topic_once_by_time_and_in_the_order_of_its_p
     spark: SparkSession, new_topic: Any, bootstrap: str, tmp_path: Path, made: Callable[[Path], str]
 ) -> None:
     target = await new_topic(partitions=1)
-    text = BACKFILL.replace("TARGET", target).replace("SOURCE", made(tmp_path))
+    # The tables' own libraries refuse characters of patterns.
+    (place := tmp_path / ("sp ace [1] {a,b} # * ?" if made is parquet else "lakes")).mkdir()
+    text = BACKFILL.replace("TARGET", target).replace("SOURCE", made(place))
     (tmp_path / "backfill.toml").write_text(text.replace("BOOTSTRAP", bootstrap))
     job: Any = read(tmp_path / "backfill.toml").spec
 

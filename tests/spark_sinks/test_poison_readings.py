@@ -116,7 +116,7 @@ JOB = Transform(
 
 
 def transform(readings):
-    return readings.select("key", F.to_json(F.struct("n", "x", "s", "key", "time")).alias("value"), F.array().alias("headers"))
+    return readings.select("key", F.to_json(F.struct("n", "x", "s", "key", "time")).alias("value"))
 """
 KINDS = {
     "window-stats": 'job = "window-stats"\nwindow = { length = "24h", watermark = "24h" }\n' + COMMON + AGGREGATES,

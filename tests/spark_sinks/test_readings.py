@@ -299,8 +299,12 @@ def test_packs_and_maps_are_decoded_in_python_workers(spark: SparkSession) -> No
 
 
 def test_a_registry_file(spark: SparkSession, tmp_path: Path) -> None:
-    (tmp_path / "devices.csv").write_text('key,room,limit,on\na,kitchen,7,true\nb,"the attic, left",,\n')
-    (tmp_path / "devices.json").write_text('{"key": "a", "room": "hall", "limit": 7.5}\n\n{"key": "c", "limit": "x"}\n')
+    (tmp_path / "devices.csv").write_text(
+        '\ufeffkey,room,limit,on\na,cellar,6,\na,kitchen,7,true\nb,"the attic, left",,\n'
+    )
+    (tmp_path / "devices.json").write_text(
+        '\ufeff{"key": "a"}\n{"key": "a", "room": "hall", "limit": 7.5}\n\n{"key": "c", "limit": "x"}\n'
+    )
     columns = {"room": {"type": "string"}, "limit": {"type": "double"}, "on": {"type": "boolean"}}
     checked = decode.readings(
         records(frame(spark, [Sent(b"1", key=key) for key in (b"a", b"b", b"c")])),
