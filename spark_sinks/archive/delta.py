@@ -83,8 +83,8 @@ class DeltaArchive(Table[DeltaTable]):
         done.merged, done.into = made["numFilesRemoved"], made["numFilesAdded"]
         after = _rows_of_files(table)
         done.rows = sum(rows for file, rows in before.items() if file not in after)
-        # delta-rs counts whole hours before its own clock. Rounded up, because the files that a writer has not committed
-        # yet are unused too.
+        # delta-rs counts whole hours before its own clock. Rounded up: files that a writer has not committed yet are
+        # unused too.
         age = datetime.datetime.now(datetime.UTC) - (now - datetime.timedelta(milliseconds=settings.unused.ms))
         hours = max(0, math.ceil(age / datetime.timedelta(hours=1)))
         unused = table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True)
