@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -112,7 +113,8 @@ def session(
     if SparkContext._gateway is None:
         # In a session of its own: a signal to our process group is for us, and we end the JVM.
         conf_of_jvm = SparkConf(loadDefaults=False).setAll([*settings.items()])
-        gateway = launch_gateway(conf_of_jvm, {"start_new_session": True})
+        launch: Any = launch_gateway  # it has no types
+        gateway = launch(conf_of_jvm, {"start_new_session": True})
         SparkContext._ensure_initialized(gateway=gateway, conf=conf_of_jvm)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(log_level)

@@ -9,6 +9,7 @@ from datetime import UTC
 from itertools import islice
 from typing import Any, Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -23,6 +24,11 @@ from spark_sinks.replay.run import Clients, Replayed, Say, run
 from spark_sinks.replay.sources import Slice, Source, SourceError
 from spark_sinks.spec.backfill import ArchiveSource, Backfill
 
+_MISSING: Final = re.compile(r"ClassNotFoundException|UnsupportedFileSystemException")
+_NO_FILE_SYSTEM: Final = (
+    '; it needs the Hadoop connector of this store, such as run.conf = { "spark.jars.packages" = '
+    '"org.apache.hadoop:hadoop-aws:VERSION" } with the version of Spark\'s own Hadoop'
+)
 _GLOB: Final = re.compile(r"[\\*?\[\]{}]")
 
 
@@ -75,6 +81,10 @@ def _rows(spark: SparkSession, source: ArchiveSource) -> DataFrame:
         return reader.schema(StructType(typed)).parquet(*files)
     except (AnalysisException, ArchiveError) as error:
         raise SourceError(f"{source.archive}: not an archive: {str(error).splitlines()[0]}") from error
+    except Py4JJavaError as error:  # of Hadoop
+        why = str(error.java_exception.toString()).splitlines()[0]
+        lack = _NO_FILE_SYSTEM if _MISSING.search(why) else ""
+        raise SourceError(f"{source.archive}: Spark cannot read it: {why}{lack}") from error
 
 
 def _of_hadoop(name: str) -> str:

@@ -20,13 +20,23 @@ EMIT: Final = "emit"
 
 
 def json_record(key: Iterable[Column], fields: Sequence[Column], *, final: bool = False) -> Column:
-    """Return a record: JSON of `fields` (without nulls), with the `key` columns joined by `/`; `final` marks it."""
+    """Return a record: JSON of `fields` (without nulls), with the `key` columns joined (`joined`); `final` marks it."""
     own = [header(CONTENT_TYPE, F.lit(JSON)), *([header(EMIT, F.lit("final"))] if final else [])]
     return F.struct(
-        F.concat_ws("/", *(part.cast("string") for part in key)).cast("binary").alias("key"),
+        joined(key).alias("key"),
         F.to_json(F.struct(*fields)).cast("binary").alias("value"),
         F.array(*own).cast(KAFKA_HEADERS).alias("headers"),
     )
+
+
+def joined(terms: Iterable[Column]) -> Column:
+    """Return the key of a result: its terms joined by `/`, different for different terms.
+
+    After the first one, a `/` in a term is written as `%2F`, and `%` as `%25`. The first one may be an MQTT topic.
+    """
+    first, *others = (term.cast("string") for term in terms)
+    escaped = (F.replace(F.replace(term, F.lit("%"), F.lit("%25")), F.lit("/"), F.lit("%2F")) for term in others)
+    return F.concat_ws("/", first, *escaped).cast("binary")
 
 
 def json_records(results: DataFrame, by: Iterable[str], *, final: bool = False) -> DataFrame:

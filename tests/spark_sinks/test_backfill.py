@@ -121,3 +121,10 @@ def test_a_missing_archive_is_reported(spark: SparkSession, tmp_path: Path) -> N
         job: Any = read(tmp_path / "backfill.toml").spec
         with pytest.raises(SourceError, match=f"{tmp_path}/none: not an archive: "):
             selected(spark, job.source, {})
+
+
+def test_a_store_without_its_connector_is_named_with_what_is_missing(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "backfill.toml").write_text(BACKFILL.replace("SOURCE", 'archive = "s3://bucket/lake"'))
+    job: Any = read(tmp_path / "backfill.toml").spec
+    with pytest.raises(SourceError, match=r"s3://bucket/lake: .*S3AFileSystem.*hadoop-aws"):
+        selected(spark, job.source, {})

@@ -304,3 +304,11 @@ def test_transforms_run_without_python_on_the_executors(spark: SparkSession) -> 
         plan = frame._jdf.queryExecution().executedPlan().toString()
         assert "Python" not in plan
         assert "BatchEval" not in plan
+
+
+def test_different_groups_have_different_keys(spark: SparkSession) -> None:
+    groups = [("a/b", "c"), ("a", "b/c"), ("a", "b%2Fc"), ("a%2Fb", "c"), ("a/b%2Fc", ""), ("a", "b")]
+    made = json_records(spark.createDataFrame(groups, "one string, other string"), ["one", "other"]).collect()
+    keys = [row.key.decode() for row in made]
+    assert len(set(keys)) == len(groups)
+    assert (keys[0], keys[1], keys[-1]) == ("a/b/c", "a/b%2Fc", "a/b")
