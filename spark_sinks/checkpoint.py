@@ -82,6 +82,11 @@ class Checkpoint:
             for name in ("state", *_LOGS):
                 self._files.delete(f"{self.path}/{name}")
 
+    def lacks_in_state(self, column: str) -> bool:
+        """Whether the query has aggregates in its state that were written without a column of this name."""
+        schema = self._read("state/0/0/_metadata/schema")  # as JSON between lengths
+        return schema is not None and f'"name":"{column}"' not in schema
+
     def examined(self) -> int | None:
         """Return the number of the newest examined batch; None if there is none."""
         text = self._read(EXAMINED) or self._read(_NEW_EXAMINED)

@@ -19,13 +19,14 @@ from spark_sinks import decode, registry
 from spark_sinks.archive.lake import table_of
 from spark_sinks.archive.parquet import Archive
 from spark_sinks.archive.rows import checkpoint_id, rows
+from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.job import SHORTEST_BEHIND_S, Flow, JobKind, JobOptions
 from spark_sinks.job_file import JobFile
 from spark_sinks.records import records, term
 from spark_sinks.spec import jobs as spec
 from spark_sinks.spec.parts import ArchiveSink, Session, Window
 from spark_sinks.transforms import enrich, last, results, thresholds, windows
-from spark_sinks.transforms.dead_letters import KAFKA_HEADERS
+from spark_sinks.transforms.record_size import KAFKA_HEADERS
 from spark_sinks.triggers import REAL_TIME, Trigger
 
 REGISTRY_MS: Final = 10_000
@@ -127,13 +128,15 @@ class Windowed(DeclaredJob):
         """See `Flow`."""
         declared, window = self.declared, self.window
         good = results.good(self.readings(trigger))
+        old = Checkpoint(self.spark, self.checkpoint).lacks_in_state(windows.WITHIN_LONG)
+        sums = F.sum if old else F.try_sum
         if isinstance(window, Session):
-            made = windows.sessions(good, declared.by, window, declared.aggregates)
+            made = windows.sessions(good, declared.by, window, declared.aggregates, sums=sums)
         else:
-            made = windows.statistics(good, declared.by, window, declared.aggregates)
+            made = windows.statistics(good, declared.by, window, declared.aggregates, sums=sums)
         final = declared.sink.emit == "final"
         made = results.json_records(made, [of.name for of in declared.by], final=final)
-        return self.to_kafka(made, declared.sink.kafka, trigger, final=final)
+        return self.to_kafka(made, [declared.sink.kafka], trigger, final=final)
 
 
 class LastKnown(DeclaredJob):
@@ -144,10 +147,11 @@ class LastKnown(DeclaredJob):
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `Flow`."""
         made = last.newest(results.good(self.readings(trigger)), self.declared.by)
-        topic: str | None = self.declared.sink.kafka
+        topics = [self.declared.sink.kafka]
         if self.declared.sink.retained:
-            made, topic = last.as_retained(made, self.declared.sink.kafka), None
-        return self.to_kafka(made, topic, trigger, final=False)
+            made = last.as_retained(made, self.declared.sink.kafka)
+            topics.append(last.RETAINED)
+        return self.to_kafka(made, topics, trigger, final=False)
 
 
 class Stateless(DeclaredJob):
@@ -162,8 +166,9 @@ class Stateless(DeclaredJob):
     def routed(self, checked: DataFrame, made: Column, trigger: Trigger) -> StreamingQuery:
         """Start the query, which writes the records made from good readings and the dead letters."""
         declared = self.declared
-        placed = results.routed(checked, made, declared.sink.kafka, declared.source.dead_letters)
-        return self.to_kafka(placed, None, trigger, final=trigger.mode != REAL_TIME)
+        limits = self.limits(declared.sink.kafka, self.letters_topic)
+        placed = results.routed(checked, made, declared.sink.kafka, self.letters_topic, limits)
+        return self.write(placed, limits, trigger, final=trigger.mode != REAL_TIME)
 
 
 class Enrich(Stateless):
@@ -220,7 +225,7 @@ class AnomaliesWithMeans(DeclaredJob):
         before = conf.get(NO_DATA_BATCHES)
         conf.set(NO_DATA_BATCHES, "false")  # else state with a time-to-live runs empty batches forever
         try:
-            return self.to_kafka(made, declared.sink.kafka, trigger, final=False)
+            return self.to_kafka(made, [declared.sink.kafka], trigger, final=False)
         finally:
             conf.set(NO_DATA_BATCHES, before or "true")
 
@@ -243,7 +248,7 @@ class Transform(DeclaredJob):
             F.col("value").cast("binary").alias("value"),
             headers.cast(KAFKA_HEADERS).alias("headers"),
         )
-        return self.to_kafka(made, self.declared.sink.kafka, trigger, final=self.declared.sink.emit == "final")
+        return self.to_kafka(made, [self.declared.sink.kafka], trigger, final=self.declared.sink.emit == "final")
 
 
 class ToArchive(DeclaredJob):

@@ -6,6 +6,7 @@ untrusted text is a `try_cast` behind a pattern, and every number is finite.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,7 @@ from pyspark.sql.types import (
 )
 
 from spark_sinks.decoders import avro, framing
-from spark_sinks.decoders.values import wanted
+from spark_sinks.decoders.values import WHOLE_FLOAT, wanted
 from spark_sinks.records import text_of
 from spark_sinks.spec.parts import PYTHON_DECODERS, Source
 from spark_sinks.spec.parts import Column as Declared
@@ -37,6 +38,8 @@ ISO_TIME: Final = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?$"
 )
 LARGEST: Final = 1.7976931348623157e308
+MOST_FIELDS: Final = 20_000
+"""The most separators in a line of CSV; inside quotes they count too."""
 WHITE_SPACE: Final = " \t\r\n"
 _TYPES: Final[Mapping[str, DataType]] = {
     "double": DoubleType(), "long": LongType(), "boolean": BooleanType(), "string": StringType(),
@@ -54,6 +57,12 @@ _Paths = dict[str, tuple[str, DataType]]
 PLACE: Final = "_place"
 """The index of a reading in its `senml` pack, from 0."""
 BAD_TIME: Final = "time is neither epoch milliseconds nor ISO 8601"
+BAD_TIMESTAMP: Final = "Kafka's timestamp is not in milliseconds: it is after the year 9999"
+FIRST_INSTANT: Final = "0001-01-01 00:00:00"
+LAST_INSTANT: Final = "9999-12-31 23:59:59.999999"
+"""The instants that every reader of an archive can represent."""
+_END: Final = f"end-{secrets.token_hex(8)}"
+"""The field that must follow an object (`objects`). No sender knows it."""
 
 
 def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Column]] = ()) -> DataFrame:
@@ -95,6 +104,7 @@ def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Col
             if not column.optional:
                 error = error.when(F.col(name).isNull(), f"{name} is missing or not a {TYPE_NAMES[column.type]}")
         error = error.when(F.col("_own_time").isNotNull() & F.col("_time").isNull(), BAD_TIME)
+    error = F.coalesce(F.when(~is_instant(F.col("timestamp")), BAD_TIMESTAMP), error)
     for name, value in needed:
         missing = F.when(value.isNull(), f"{name} is missing or not a text")
         error = F.coalesce(error, missing)
@@ -138,14 +148,24 @@ def _unreadable(source: Source) -> Column:
 
 def _in_range(name: str, column: Declared) -> Column:
     value = F.col(f"_of_{name}")
-    return F.when(F.abs(value) <= LARGEST, value) if column.type == "double" else value
+    return _finite(value) if column.type == "double" else value
+
+
+def _finite(value: Column) -> Column:
+    return F.when(F.abs(value) <= LARGEST, value)
 
 
 def instant(text: Column) -> Column:
     """Parse a sender's time, epoch milliseconds or ISO 8601 (UTC without a zone); null if it is neither."""
+    iso = F.regexp_replace(text, ",", ".").try_cast("timestamp")
     return F.when(
         text.rlike(MILLISECONDS), F.timestamp_millis(text.try_cast("double").try_cast("bigint"))
-    ).when(text.rlike(ISO_TIME), F.regexp_replace(text, ",", ".").try_cast("timestamp"))  # fmt: skip
+    ).when(text.rlike(ISO_TIME) & is_instant(iso), iso)  # fmt: skip
+
+
+def is_instant(time: Column) -> Column:
+    """Whether a time is in the years 1 to 9999, as UTC."""
+    return time.between(*(F.lit(text).cast("timestamp") for text in (FIRST_INSTANT, LAST_INSTANT)))
 
 
 def _json(records: DataFrame, source: Source) -> DataFrame:
@@ -155,14 +175,19 @@ def _json(records: DataFrame, source: Source) -> DataFrame:
     opened, made = records, list[Column]()
     for number, group in enumerate(_groups(paths)):
         opened = opened.withColumn(f"_objects_{number}", _group_objects(F.col("_text"), group))
-        made += _fields(F.col(f"_objects_{number}"), group)
-    return opened.select(*records.columns, (F.size("_objects_0") == 1).alias("_readable"), *made)
+        made += _fields(F.col("_text"), F.col(f"_objects_{number}"), group)
+    return opened.select(*records.columns, is_one(F.col("_objects_0")).alias("_readable"), *made)
 
 
 def json_columns(text: Column, columns: Mapping[str, Declared]) -> list[Column]:
     """Return the declared columns of one JSON object; null where missing, or where the text is not an object."""
     paths = {name: (column.field or name, _TYPES[column.type]) for name, column in columns.items()}
-    return [column for group in _groups(paths) for column in _fields(_group_objects(text, group), group)]
+    found = [
+        (name, kind, _field(text, _group_objects(text, group), path, kind))
+        for group in _groups(paths)
+        for name, (path, kind) in group.items()
+    ]
+    return [(_finite(value) if kind == DoubleType() else value).alias(name) for name, kind, value in found]
 
 
 def _groups(paths: _Paths) -> list[_Paths]:
@@ -180,15 +205,34 @@ def _group_objects(text: Column, group: _Paths) -> Column:
     return F.when(text.startswith("{"), objects(text, dict(group.values())))
 
 
-def _fields(found: Column, group: _Paths) -> list[Column]:
-    return [_at(F.get(found, F.lit(0)), path).alias(name) for name, (path, _) in group.items()]
+def _fields(text: Column, found: Column, group: _Paths) -> list[Column]:
+    return [_field(text, found, path, kind).alias(name) for name, (path, kind) in group.items()]
+
+
+def _field(text: Column, found: Column, path: str, kind: DataType) -> Column:
+    value = _at(F.get(found, F.lit(0)), path)
+    if kind == LongType():  # 1.0 and 1e3 are whole numbers too; Spark evaluates this only for a null
+        return F.coalesce(value, whole(_at(F.get(_group_objects(text, {"": (path, DoubleType())}), F.lit(0)), path)))
+    return value
+
+
+def whole(value: Column) -> Column:
+    """Return a double without a fraction as a long; null if it has one, or is so large that it may have lost digits."""
+    return F.when((F.abs(value) <= WHOLE_FLOAT) & (F.floor(value) == value), value.try_cast("bigint"))
 
 
 def objects(text: Column, wanted: Mapping[str, DataType]) -> Column:
-    """Parse a text with one JSON object into an array with this object, of the wanted paths and types."""
-    # As the only element of an array, because otherwise Spark's parser ignores text after the object's end.
+    """Parse a text with one JSON object into an array with this object, of the wanted paths and types; see `is_one`."""
+    # As an element of an array with another element after it, because Spark's parser ignores what follows the end of an
+    # object or an array.
     options = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
-    return F.from_json(F.concat(F.lit("["), text, F.lit("]")), ArrayType(_schema(wanted)), options)
+    schema = _schema(wanted).add(_END, BooleanType())
+    return F.from_json(F.concat(F.lit("["), text, F.lit(f',{{"{_END}":true}}]')), ArrayType(schema), options)
+
+
+def is_one(found: Column) -> Column:
+    """Whether the text that `objects` parsed was one JSON object, and nothing else."""
+    return (F.size(found) == 2) & F.coalesce(F.get(found, F.lit(1))[_END], F.lit(False))
 
 
 def _schema(wanted: Mapping[str, DataType]) -> StructType:
@@ -225,7 +269,11 @@ def _number(records: DataFrame, source: Source) -> DataFrame:
 
 
 def _csv(records: DataFrame, source: Source) -> DataFrame:
-    line = F.when(~F.col("_text").rlike("[\r\n]") & (F.col("_text") != ""), F.col("_text"))
+    text, length = F.col("_text"), F.octet_length("_text")
+    # Spark's parser ends the query at a line of more fields than it has room for.
+    separators = length - F.octet_length(F.replace(text, F.lit(source.separator), F.lit("")))
+    fits = (length < MOST_FIELDS) | (separators < MOST_FIELDS)
+    line = F.when(fits & ~text.rlike("[\r\n]") & (text != ""), text)
     schema = ", ".join(f"_{place} string" for place in range(len(source.fields) + 1))  # one more: a field too many
     split = records.withColumn("_line", F.from_csv(line, schema, {"sep": source.separator, "mode": "PERMISSIVE"}))
     place = {name: F.col(f"_line._{number}") for number, name in enumerate(source.fields)}
@@ -278,7 +326,12 @@ def _python(records: DataFrame, source: Source) -> DataFrame:
 
 def _converted(text: Column, column: Declared, name: str) -> Column:
     kind = column.type
-    return (text if kind == "string" else F.when(text.rlike(_PATTERNS[kind]), text.try_cast(_TYPES[kind]))).alias(name)
+    if kind == "string":
+        return text.alias(name)
+    value = F.when(text.rlike(_PATTERNS[kind]), text.try_cast(_TYPES[kind]))
+    if kind == "long":
+        value = F.coalesce(value, F.when(text.rlike(NUMBER), whole(text.try_cast("double"))))
+    return value.alias(name)
 
 
 _FIELDS: Final[Mapping[str, Callable[[DataFrame, Source], DataFrame]]] = {

@@ -17,17 +17,21 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from mapping.record import is_topic_name
 from spark_sinks import jobs
-from spark_sinks.sources import kafka_stream, producer_settings
+from spark_sinks.sources import MAX_REQUEST, Broker, kafka_stream, producer_settings
 from spark_sinks.spec.values import Duration, Listen
+from spark_sinks.transforms.record_size import fitting
 from spark_sinks.triggers import MICRO_BATCH, Trigger
 
 DRIVER_MB: Final = 1024
 """Java heap that a job needs besides its state; with a local master it is the heap of the whole job."""
 SHORTEST_BEHIND_S: Final = 5.0
+LIMITS_S: Final = 60.0
+"""How long Kafka may take to tell the limits of topics."""
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +70,7 @@ class Flow(abc.ABC):
         topics: its source.
         rejects_topic: where `RejectScanner` writes what `left_out` finds. None if the query itself writes dead letters,
             or has none.
+        letters_topic: where dead letters go, whoever writes them; empty if there are none.
         checkpoint: the query's own directory (or URL).
         STAGES: stages that run at once in real time: two with state, else one.
         SIZED: whether long micro-batches are made smaller; False where few and large files are wanted.
@@ -82,6 +87,8 @@ class Flow(abc.ABC):
         self.name = name
         self.topics = topics
         self.rejects_topic = rejects_topic
+        self.letters_topic = rejects_topic or ""
+        self._limits: dict[str, int] = {}
         self.checkpoint = f"{options.checkpoint}/{name}"
 
     @property
@@ -126,8 +133,36 @@ class Flow(abc.ABC):
             headers=headers,
         )
 
-    def to_kafka(self, records: DataFrame, topic: str | None, trigger: Trigger, *, final: bool) -> StreamingQuery:
-        """Start the query that writes `records` to `topic`.
+    def limits(self, *topics: str) -> dict[str, int]:
+        """Return the most bytes of a record of each topic, as of the first call; TimeoutError if Kafka does not answer.
+
+        The connection's `max.request.size`, if it is set and smaller, is the limit of all topics.
+        """
+        if missing := [topic for topic in topics if topic not in self._limits]:
+            with Broker(self.spark, self.options.connection, LIMITS_S) as broker:
+                found = broker.limits(missing)
+            if found is None:
+                raise TimeoutError(f"Kafka: {self.options.bootstrap_servers} did not answer for {LIMITS_S:.0f} s")
+            most = self.options.connection.get(MAX_REQUEST)
+            self._limits |= {topic: limit if most is None else min(limit, int(most)) for topic, limit in found.items()}
+        return {topic: self._limits[topic] for topic in topics}
+
+    def to_kafka(self, records: DataFrame, topics: Sequence[str], trigger: Trigger, *, final: bool) -> StreamingQuery:
+        """Start the query that writes `records`, and as dead letters those that are too large for their topic.
+
+        Args:
+            records: columns key and value (binary), headers (array of key and value); with several topics also `topic`.
+            topics: the Kafka topics, which must exist.
+            trigger: see `write`.
+            final: see `write`.
+        """
+        if len(topics) == 1:
+            records = records.withColumn("topic", F.lit(topics[0]))
+        limits = self.limits(*topics, self.letters_topic)
+        return self.write(fitting(records, limits, self.letters_topic), limits, trigger, final=final)
+
+    def write(self, records: DataFrame, limits: Mapping[str, int], trigger: Trigger, *, final: bool) -> StreamingQuery:
+        """Start the query that writes `records`, each to its topic.
 
         At least once: a batch that was written but not checkpointed when the job died is written again. A repeated
         micro-batch has the same content, because the checkpoint fixes its offset range. Real time fixes the range only
@@ -135,19 +170,19 @@ class Flow(abc.ABC):
         reader sees windows go back and then forward again.
 
         Args:
-            records: columns key and value (binary), headers (array of key and value).
-            topic: the Kafka topic, which must exist. None means that a column `topic` names each record's topic.
+            records: columns topic, key and value (binary), headers (array of key and value).
+            limits: by topic, the most bytes of a record.
             trigger: when it reads. Real time holds a slot for every task of every stage.
             final: write each record once, when its result can no longer change. Stateless queries do so.
         """
         writer = (
             records.writeStream.queryName(self.name)
             .format("kafka")
-            .options(**producer_settings(self.options.connection))
+            .options(**producer_settings(self.options.connection, limits))
             .option("checkpointLocation", self.checkpoint)
             .outputMode("append" if final else "update")
         )
-        return trigger.start(writer if topic is None else writer.option("topic", topic))
+        return trigger.start(writer)
 
 
 @dataclass(frozen=True, slots=True)

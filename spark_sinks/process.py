@@ -86,6 +86,23 @@ def on_stop(action: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, handler)
 
 
+class StopRequest:
+    """Whether the process was asked to stop; set by a signal handler, so it has no lock."""
+
+    def __init__(self) -> None:
+        self.made = False
+
+    def comes(self, limit_s: float = 0.5) -> bool:
+        """Whether it was asked to stop, or is within a moment.
+
+        A service manager signals every process of a service, so the JVM may end before this process hears of it.
+        """
+        deadline = time.monotonic() + limit_s
+        while not self.made and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.made
+
+
 def end_jvm(limit_s: float) -> None:
     """End the JVM that this process started and wait for it; kill it after `limit_s`.
 

@@ -43,14 +43,15 @@ def read(spark: SparkSession, registry: Registry, connection: Mapping[str, str])
         )
         return rows.select("_key", *json_columns(F.col("_text"), registry.columns))
     assert registry.file is not None  # `Registry._fits`
-    known = [(str(row["key"]), json.dumps(row)) for row in _rows_of(Path(registry.file), registry)]
-    rows = spark.createDataFrame(known, "_key string, _text string")
+    # Of several entries with one key the last is used, as in a topic.
+    known = {str(row["key"]): json.dumps(row) for row in _rows_of(Path(registry.file), registry)}
+    rows = spark.createDataFrame([*known.items()], "_key string, _text string")
     return rows.select("_key", *json_columns(F.col("_text"), registry.columns))
 
 
 def _rows_of(file: Path, registry: Registry) -> list[dict[str, Any]]:
     try:
-        with file.open(encoding="utf-8", newline="") as lines:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
             if file.suffix == ".csv":
                 rows: list[Any] = [_typed(row, registry) for row in csv.DictReader(lines)]
             else:

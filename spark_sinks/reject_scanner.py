@@ -113,8 +113,10 @@ class RejectScanner:
         try:
             [(count, late)] = found.select(F.count(F.lit(1)), F.count_if(F.col(ERROR) == LATE)).collect()
             if count:
-                writer = dead_letters(found).write.format("kafka").options(**producer_settings(connection))
-                writer.option("topic", self._flow.rejects_topic).save()
+                topic = self._flow.letters_topic
+                limits = self._flow.limits(topic)
+                writer = dead_letters(found, limits[topic]).write.format("kafka")
+                writer.options(**producer_settings(connection, limits)).option("topic", topic).save()
         finally:
             found.unpersist()
         return count - late, late

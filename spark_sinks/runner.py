@@ -25,7 +25,7 @@ from spark_sinks.job import DRIVER_MB, Flow, JobKind, JobOptions, duration, know
 from spark_sinks.job_file import JobFileError, is_job_file, read
 from spark_sinks.metrics import JobMetrics
 from spark_sinks.output import Lines, Screen
-from spark_sinks.process import Console, die_with_parent, end_jvm, on_stop
+from spark_sinks.process import Console, StopRequest, die_with_parent, end_jvm, on_stop
 from spark_sinks.progress import Examined, Progress, ProgressListener, Totals
 from spark_sinks.runs import Registration, RunsError
 from spark_sinks.session import session
@@ -257,6 +257,7 @@ def main(argv: Sequence[str]) -> int:
         die_with_parent()
     metrics = JobMetrics(kind.name)
     console = Console()
+    stop = StopRequest()
     on_stop(_stop_now)  # until the JVM has started there is nothing to stop cleanly
     with contextlib.ExitStack() as stack:
         stack.callback(console.close)
@@ -275,9 +276,11 @@ def main(argv: Sequence[str]) -> int:
             console.divert(log_file)
         failure: str | None = None
         try:
-            _run_process(given, kind, options, console, metrics)
+            _run_process(given, kind, options, console, metrics, stop=stop)
         except Exception as error:  # the last place to report it
             traceback.print_exc()
+            if stop.comes():  # and so did the JVM; the checkpoint has what was finished
+                return 0
             failure = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             console.say(f"{given.job} failed: {failure}" + (f" (see {log_file})" if log_file else ""))
             return 1
@@ -322,8 +325,9 @@ def _register(kind: JobKind, options: JobOptions, metrics: Listen, console: Cons
 
 
 def _run_process(
-    given: argparse.Namespace, kind: JobKind, options: JobOptions, console: Console, metrics: JobMetrics
-) -> None:
+    given: argparse.Namespace, kind: JobKind, options: JobOptions, console: Console, metrics: JobMetrics, *,
+    stop: StopRequest,
+) -> None:  # fmt: skip
     slots = REAL_TIME_SLOTS if options.trigger == REAL_TIME else max(2, os.cpu_count() or 2)
     in_heap = heap_holds_state(options.trigger, given.state_rows)
     spark = session(
@@ -341,7 +345,12 @@ def _run_process(
     )
     flow = kind.flow(spark, options)
     events: SimpleQueue[Event] = SimpleQueue()
-    on_stop(lambda: events.put(None))
+
+    def stop_soon() -> None:
+        stop.made = True
+        events.put(None)
+
+    on_stop(stop_soon)
     terminal = console.terminal
     output = Lines(given.job, console) if terminal is None else Screen(kind.name, metrics, terminal)
 

@@ -6,7 +6,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
@@ -107,6 +110,12 @@ def session(
         settings |= {"spark.driver.memory": driver_memory, **driver_settings(master, jars, java, conf or {})}
     for key, value in settings.items():
         builder = builder.config(key, value)
+    if SparkContext._gateway is None:
+        # In a session of its own: a signal to our process group is for us, and we end the JVM.
+        conf_of_jvm = SparkConf(loadDefaults=False).setAll([*settings.items()])
+        launch: Any = launch_gateway  # it has no types
+        gateway = launch(conf_of_jvm, {"start_new_session": True})
+        SparkContext._ensure_initialized(gateway=gateway, conf=conf_of_jvm)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(log_level)
     return spark

@@ -16,6 +16,11 @@ from spark_sinks.java import java_class
 from spark_sinks.progress import Offsets
 
 _LATER = "org.apache.kafka.common.errors.RetriableException"  # no answer yet
+_DENIED = "org.apache.kafka.common.errors.AuthorizationException"
+LARGEST_BATCH = 1_048_588
+"""Kafka's default for the largest batch of a topic."""
+MAX_REQUEST = "max.request.size"
+_BUFFER = 32 << 20  # Kafka's default
 _EARLIEST = -2  # as Spark's connector writes it
 _Answer = TypeVar("_Answer")
 _Reader = TypeVar("_Reader", DataFrameReader, DataStreamReader)
@@ -31,9 +36,16 @@ def kafka_settings(settings: Mapping[str, str]) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in settings.items()}
 
 
-def producer_settings(connection: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark's options for a Kafka producer that waits for all replicas and is idempotent."""
-    return kafka_settings({**connection, "acks": "all", "enable.idempotence": "true"})
+def producer_settings(connection: Mapping[str, str], limits: Mapping[str, int]) -> dict[str, str]:
+    """Return Spark's options for a Kafka producer that waits for all replicas and is idempotent.
+
+    Args:
+        connection: Kafka client settings by their Kafka names.
+        limits: by topic, the most bytes of a record that it must be able to send.
+    """
+    largest = max(limits.values())
+    sizes = {MAX_REQUEST: str(largest), "buffer.memory": str(max(_BUFFER, 2 * largest))}
+    return kafka_settings({**sizes, **connection, "acks": "all", "enable.idempotence": "true"})
 
 
 def kafka_stream(
@@ -105,6 +117,7 @@ class Broker:
         self._map = java_class(spark, "java.util.HashMap")
         self._place = java_class(spark, "org.apache.kafka.common.TopicPartition")
         self._offset = java_class(spark, "org.apache.kafka.clients.admin.OffsetSpec")
+        self._resource = java_class(spark, "org.apache.kafka.common.config.ConfigResource")
         self._options = java_class(spark, "org.apache.kafka.clients.admin.ListOffsetsOptions")
         self._committed = java_class(spark, "org.apache.kafka.common.IsolationLevel").READ_COMMITTED
         properties = java_class(spark, "java.util.Properties")()
@@ -127,6 +140,30 @@ class Broker:
     def ends(self, topics: Collection[str], *, beginnings: bool = False) -> Offsets | None:
         """Return where committed records end (or begin) per partition; None if Kafka does not answer in time."""
         return self._ask(lambda: self._offsets(topics, beginnings=beginnings))
+
+    def limits(self, topics: Collection[str]) -> dict[str, int] | None:
+        """Return the most bytes of a batch of each topic; None if Kafka does not answer in time.
+
+        It is Kafka's default for a topic that does not exist, or whose configuration may not be read.
+        """
+        return self._ask(lambda: self._limits(topics))
+
+    def _limits(self, topics: Collection[str]) -> dict[str, int]:
+        known = self._partitions(topics)
+        resources = {name: self._resource(self._resource.Type.TOPIC, name) for name in known}
+        asked = self._list()
+        for resource in resources.values():
+            asked.add(resource)
+        found = dict.fromkeys(topics, LARGEST_BATCH)
+        try:
+            configs = self._admin.describeConfigs(asked).all().get()
+        except Py4JJavaError as error:
+            if _caused_by(error, _DENIED):
+                return found
+            raise
+        return found | {
+            name: int(configs.get(resource).get("max.message.bytes").value()) for name, resource in resources.items()
+        }
 
     def _partitions(self, names: Collection[str]) -> dict[str, int]:
         known = self._admin.listTopics().names().get()  # stays in Java: there may be thousands of topics
@@ -156,7 +193,11 @@ class Broker:
         try:
             return question()
         except Py4JJavaError as error:
-            cause = error.java_exception.getCause()
-            if cause is not None and is_instance_of(SparkContext._gateway, cause, _LATER):
+            if _caused_by(error, _LATER):
                 return None
             raise
+
+
+def _caused_by(error: Py4JJavaError, name: str) -> bool:
+    cause = error.java_exception.getCause()
+    return cause is not None and is_instance_of(SparkContext._gateway, cause, name)

@@ -9,6 +9,7 @@ commits with the same application.
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -82,8 +83,10 @@ class DeltaArchive(Table[DeltaTable]):
         done.merged, done.into = made["numFilesRemoved"], made["numFilesAdded"]
         after = _rows_of_files(table)
         done.rows = sum(rows for file, rows in before.items() if file not in after)
-        # Whole hours: less than one hour is zero, which is only safe for a table that has no writer.
-        hours = settings.unused.ms // 3_600_000
+        # delta-rs counts whole hours before its own clock. Rounded up: files that a writer has not committed yet are
+        # unused too.
+        age = datetime.datetime.now(datetime.UTC) - (now - datetime.timedelta(milliseconds=settings.unused.ms))
+        hours = max(0, math.ceil(age / datetime.timedelta(hours=1)))
         unused = table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True)
         done.unused = len(unused)
         table.create_checkpoint()

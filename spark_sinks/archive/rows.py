@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.archive.contract import MARK, ArchiveError
+from spark_sinks.decode import LAST_INSTANT
 from spark_sinks.java import Files
 from spark_sinks.spec.parts import Source
 
@@ -18,17 +19,20 @@ def rows(checked: DataFrame, source: Source) -> DataFrame:
     """Select everything that is known of each record of `decode.readings`.
 
     Returns:
-        `date` (of Kafka's timestamp, UTC) and `topic`, which partition the files; `partition`, `offset`, `timestamp`,
-        `key` and `value` (binary), `headers` (an array of key and value), `time`, and with a decoder the declared
-        columns and `error`.
+        `date` (of Kafka's timestamp, UTC) and `topic`, which partition the files; `partition`, `offset`, `timestamp`
+        (at most `LAST_INSTANT`), `key` and `value` (binary), `headers` (an array of key and value), `time`, and with a
+        decoder the declared columns and `error`.
     """
     decoded = () if source.decode == "none" else (*source.columns, "error")
-    raw = ("partition", "offset", "timestamp", "key", "value", "headers")
+    last = F.lit(LAST_INSTANT).cast("timestamp")  # later ones are no milliseconds, and other engines have none of them
+    timestamp = F.least("record.timestamp", last)
     return checked.select(
-        F.to_date("record.timestamp").alias("date"),
+        F.to_date(timestamp).alias("date"),
         "topic",
-        *(F.col(f"record.{name}").alias(name) for name in raw),
-        "time",
+        *(F.col(f"record.{name}").alias(name) for name in ("partition", "offset")),
+        timestamp.alias("timestamp"),
+        *(F.col(f"record.{name}").alias(name) for name in ("key", "value", "headers")),
+        F.least("time", last).alias("time"),
         *decoded,
     )
 

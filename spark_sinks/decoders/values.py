@@ -17,6 +17,8 @@ from spark_sinks.spec.values import TYPE_NAMES, ColumnType
 
 Row = tuple[Any, ...]
 """The values of the declared columns, and the time as text: epoch ms, ISO 8601, another text, or None."""
+WHOLE_FLOAT: Final = 2.0**53
+"""Up to here every whole number has a floating-point number of its own."""
 LONGEST_TIME: Final = 64
 """The characters of a time that are kept."""
 
@@ -109,6 +111,8 @@ def time_text(value: Any) -> str:
 
 
 def _whole(value: Any) -> int | None:
+    if isinstance(value, float) and value.is_integer() and abs(value) <= WHOLE_FLOAT:
+        return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63 else None
 
 

@@ -97,7 +97,8 @@ class MaxTemperature(Flow):
         )
         made = transforms.maxima(results.good(parsed), Window(length=length, slide=slide, watermark=watermark))
         final = options.emit == FINAL
-        return self.to_kafka(results.json_records(made, ["sensor"], final=final), options.target, trigger, final=final)
+        made = results.json_records(made, ["sensor"], final=final)
+        return self.to_kafka(made, [options.target], trigger, final=final)
 
 
 JOB = JobKind(NAME, NAMED[NAME], Options, add_arguments, MaxTemperature)

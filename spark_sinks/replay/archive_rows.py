@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import UTC
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -21,6 +23,13 @@ from spark_sinks.replay.ledger import Entry, places_of
 from spark_sinks.replay.run import Clients, Replayed, Say, run
 from spark_sinks.replay.sources import Slice, Source, SourceError
 from spark_sinks.spec.backfill import ArchiveSource, Backfill
+
+_MISSING: Final = re.compile(r"ClassNotFoundException|UnsupportedFileSystemException")
+_NO_FILE_SYSTEM: Final = (
+    '; it needs the Hadoop connector of this store, such as run.conf = { "spark.jars.packages" = '
+    '"org.apache.hadoop:hadoop-aws:VERSION" } with the version of Spark\'s own Hadoop'
+)
+_GLOB: Final = re.compile(r"[\\*?\[\]{}]")
 
 
 def selected(spark: SparkSession, source: ArchiveSource, positions: Mapping[Place, int]) -> DataFrame:
@@ -65,13 +74,17 @@ def _rows(spark: SparkSession, source: ArchiveSource) -> DataFrame:
         reader = spark.read.options(**base)
         # The files of a table's newest version are listed by its own library.
         names = [source.archive] if source.format == "parquet" else table_of(source).files()
-        files = [_of_hadoop(name) for name in names]
+        files = [_GLOB.sub(r"\\\g<0>", _of_hadoop(name)) for name in names]  # Spark takes a path as a pattern
         found = reader.parquet(*files).schema
         # Spark would read a directory topic=007 as a number.
         typed = [StructField(field.name, StringType()) if field.name == "topic" else field for field in found.fields]
         return reader.schema(StructType(typed)).parquet(*files)
     except (AnalysisException, ArchiveError) as error:
         raise SourceError(f"{source.archive}: not an archive: {str(error).splitlines()[0]}") from error
+    except Py4JJavaError as error:  # of Hadoop
+        why = str(error.java_exception.toString()).splitlines()[0]
+        lack = _NO_FILE_SYSTEM if _MISSING.search(why) else ""
+        raise SourceError(f"{source.archive}: Spark cannot read it: {why}{lack}") from error
 
 
 def _of_hadoop(name: str) -> str:

@@ -95,7 +95,8 @@ class Grouped(JobSpec):
     """Base of the jobs whose results are grouped."""
 
     by: Annotated[tuple[Term, ...], Field(min_length=1)] = (Term("key"),)
-    """the terms that group results and, joined by `/`, form their key: columns, `key`, `topic`, `content_type`,
+    """the terms that group results and, joined by `/` (in all but the first it is written `%2F`), form their key:
+    columns, `key`, `topic`, `content_type`,
     `level[2]` (of the MQTT topic), `header[unit]`"""
 
     @property

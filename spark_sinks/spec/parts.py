@@ -251,6 +251,9 @@ _FORMATS_OF: Final = {
 }  # fmt: skip
 
 
+_SHORTEST_UNUSED_MS: Final = 3_600_000
+
+
 class Maintain(Section):
     """Settings of `trivium spark maintain` for this archive."""
 
@@ -260,7 +263,13 @@ class Maintain(Section):
     """records whose `date` is more than this many days ago are deleted; not set: no record is deleted"""
     unused: Duration = Duration("24h")
     """age at which files that are not part of the archive (replaced, or left by a killed job) and older table versions
-    are deleted. Must be longer than the longest query and the longest batch"""
+    are deleted. Must be longer than the longest query and the longest batch, at least 1h; for Delta it is rounded up to
+    whole hours"""
+
+    def lacks(self) -> Iterator[str]:
+        """See `Section`."""
+        if self.unused.ms < _SHORTEST_UNUSED_MS:
+            yield f"unused: {self.unused} could delete files that the job has not committed yet; at least 1h is needed"
 
 
 class Registry(Section):
@@ -269,7 +278,8 @@ class Registry(Section):
     topic: TopicName | None = None
     """a compacted topic: the newest record of each key is used; one without a value deletes the key"""
     file: str | None = None
-    """a file of JSON lines, or CSV with a header line (`.csv`), with a field `key`"""
+    """a file of JSON lines, or CSV with a header line (`.csv`), with a field `key`; of two entries with one key the
+    last is used"""
     columns: Annotated[dict[ColumnName, Column], Field(min_length=1)]
     """columns added to each reading, from the registry's JSON objects or fields; null if missing"""
 

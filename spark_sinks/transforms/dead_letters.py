@@ -7,23 +7,23 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.headers import ERROR, ORIGIN_LENGTH, ORIGIN_OFFSET, ORIGIN_PARTITION, ORIGIN_TIMESTAMP, ORIGIN_TOPIC
+from spark_sinks.headers import ERROR, ORIGIN_OFFSET, ORIGIN_PARTITION, ORIGIN_TIMESTAMP, ORIGIN_TOPIC
 from spark_sinks.records import RAW
+from spark_sinks.transforms.record_size import KAFKA_HEADERS, header, shortened
 
-KAFKA_HEADERS: Final = "array<struct<key: string, value: binary>>"
 LATE: Final = "late: every window of the reading was closed"
 
-LIMIT: Final = 900_000
-"""The longest value of a dead letter: a record at the topic's limit (1 MiB) has no room for the new headers."""
+
+def dead_letters(records: DataFrame, limit: int) -> DataFrame:
+    """Convert source records with a column `error` to Kafka records of at most `limit` bytes."""
+    return records.select(letter(F.struct(*RAW), F.col("error"), limit).alias("letter")).select("letter.*")
 
 
-def dead_letters(records: DataFrame) -> DataFrame:
-    """Convert source records with a column `error` to Kafka records for the dead-letter topic."""
-    return records.select(letter(F.struct(*RAW), F.col("error")).alias("letter")).select("letter.*")
+def letter(record: Column, error: Column, limit: int) -> Column:
+    """Convert a record (a struct of the source's columns) to a Kafka record with the reason and origin as headers.
 
-
-def letter(record: Column, error: Column) -> Column:
-    """Convert a record (a struct of the source's columns) to a Kafka record with the reason and origin as headers."""
+    One of more than `limit` bytes, which may be due to these headers alone, is cut: see `shortened`.
+    """
     added = F.array(
         header(ERROR, error),
         header(ORIGIN_TOPIC, record["topic"]),
@@ -31,18 +31,4 @@ def letter(record: Column, error: Column) -> Column:
         header(ORIGIN_OFFSET, record["offset"]),
         header(ORIGIN_TIMESTAMP, F.unix_millis(record["timestamp"])),
     ).cast(KAFKA_HEADERS)
-    value = record["value"]
-    cut = F.octet_length(value) > LIMIT
-    length = F.when(cut, F.array(header(ORIGIN_LENGTH, F.octet_length(value))).cast(KAFKA_HEADERS))
-    none = F.array().cast(KAFKA_HEADERS)
-    kept = record["headers"].cast(KAFKA_HEADERS)
-    return F.struct(
-        record["key"].alias("key"),
-        F.when(cut, F.substring(value, 1, LIMIT)).otherwise(value).alias("value"),
-        F.concat(F.coalesce(kept, none), added, F.coalesce(length, none)).alias("headers"),
-    )
-
-
-def header(name: str, value: Column) -> Column:
-    """Return a Kafka header with the value as text."""
-    return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
+    return shortened(record, added, limit)

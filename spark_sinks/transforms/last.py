@@ -12,7 +12,7 @@ from mapping.record import CONTENT_TYPE
 from spark_sinks.headers import ORIGIN_OFFSET, ORIGIN_PARTITION, ORIGIN_TOPIC
 from spark_sinks.records import term
 from spark_sinks.spec.values import Term
-from spark_sinks.transforms.results import headers
+from spark_sinks.transforms.results import headers, joined
 
 ORIGIN_TIME: Final = "origin.time"
 """Event time (epoch ms) of the reading; together with its origin it orders two values of a device."""
@@ -24,7 +24,7 @@ def newest(readings: DataFrame, by: Sequence[Term]) -> DataFrame:
     """Return the newest reading of each group by event time; of two with the same time, the one that arrived later.
 
     Returns:
-        Kafka records: key (the terms joined by `/`), the reading's own value (null: a tombstone) and content type,
+        Kafka records: key (the terms, `joined`), the reading's own value (null: a tombstone) and content type,
         headers of its origin.
     """
     names = [of.name for of in by]
@@ -35,7 +35,7 @@ def newest(readings: DataFrame, by: Sequence[Term]) -> DataFrame:
         chosen.groupBy(*names)
         .agg(F.max_by("_kept", "_order").alias("last"))
         .select(
-            F.concat_ws("/", *(F.col(name).cast("string") for name in names)).cast("binary").alias("key"),
+            joined(F.col(name) for name in names).alias("key"),
             F.col("last.value").alias("value"),
             headers(
                 (CONTENT_TYPE, F.col("last.content_type")),

@@ -10,7 +10,18 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's usual name for it)
 from pyspark.sql.types import DoubleType, StringType
 
-from spark_sinks.decode import BAD_TIME, LARGEST, MILLISECONDS, NUMBER, WHITE_SPACE, instant, objects
+from spark_sinks.decode import (
+    BAD_TIME,
+    BAD_TIMESTAMP,
+    LARGEST,
+    MILLISECONDS,
+    NUMBER,
+    WHITE_SPACE,
+    instant,
+    is_instant,
+    is_one,
+    objects,
+)
 from spark_sinks.headers import ERROR
 from spark_sinks.records import RAW, non_empty, text_of
 from spark_sinks.spec.parts import Window
@@ -59,7 +70,7 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
         .withColumn("objects", found)
         .select(
             *own,
-            (is_number | (F.size("objects") == 1)).alias("readable"),
+            (is_number | is_one(F.col("objects"))).alias("readable"),
             temperature.alias("temperature"),
             F.coalesce(non_empty(F.col("key_text")), non_empty(fields["sensor"])).alias("sensor"),
             fields["time"].alias("own_time"),
@@ -75,6 +86,7 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
             F.when(~F.coalesce("readable", F.lit(False)), NOT_READABLE)
             .when(F.col("temperature").isNull() | ~F.abs("temperature").between(0.0, LARGEST), NO_NUMBER)
             .when(F.col("sensor").isNull(), NO_SENSOR)
+            .when(~is_instant(F.col("timestamp")), BAD_TIMESTAMP)
             .when(F.col("time").isNull(), BAD_TIME)
             .when(F.col("time") > F.col("timestamp") + F.expr(f"interval {ahead}"), AHEAD)
             .alias("error"),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from mapping.record import CONTENT_TYPE
+from spark_sinks.decode import LARGEST
 from spark_sinks.progress import DEAD_LETTERS, OBSERVED
-from spark_sinks.transforms.dead_letters import KAFKA_HEADERS, header, letter
+from spark_sinks.transforms.dead_letters import letter
+from spark_sinks.transforms.record_size import KAFKA_HEADERS, header, too_large
 
 JSON: Final = "application/json"
 EMIT: Final = "emit"
@@ -18,19 +20,35 @@ EMIT: Final = "emit"
 
 
 def json_record(key: Iterable[Column], fields: Sequence[Column], *, final: bool = False) -> Column:
-    """Return a record: JSON of `fields` (without nulls), with the `key` columns joined by `/`; `final` marks it."""
+    """Return a record: JSON of `fields` (without nulls), with the `key` columns joined (`joined`); `final` marks it."""
     own = [header(CONTENT_TYPE, F.lit(JSON)), *([header(EMIT, F.lit("final"))] if final else [])]
     return F.struct(
-        F.concat_ws("/", *(part.cast("string") for part in key)).cast("binary").alias("key"),
+        joined(key).alias("key"),
         F.to_json(F.struct(*fields)).cast("binary").alias("value"),
         F.array(*own).cast(KAFKA_HEADERS).alias("headers"),
     )
 
 
+def joined(terms: Iterable[Column]) -> Column:
+    """Return the key of a result: its terms joined by `/`, different for different terms.
+
+    After the first one, a `/` in a term is written as `%2F`, and `%` as `%25`. The first one may be an MQTT topic.
+    """
+    first, *others = (term.cast("string") for term in terms)
+    escaped = (F.replace(F.replace(term, F.lit("%"), F.lit("%25")), F.lit("/"), F.lit("%2F")) for term in others)
+    return F.concat_ws("/", first, *escaped).cast("binary")
+
+
 def json_records(results: DataFrame, by: Iterable[str], *, final: bool = False) -> DataFrame:
-    """Convert each row to a JSON record, with the `by` columns as key."""
-    made = json_record([F.col(name) for name in by], [F.col(name) for name in results.columns], final=final)
+    """Convert each row to a JSON record, with the `by` columns as key. A number that is not finite is left out."""
+    fields = [finite(name) if kind == "double" else F.col(name) for name, kind in results.dtypes]
+    made = json_record([F.col(name) for name in by], fields, final=final)
     return results.select(made.alias("made")).select("made.*")
+
+
+def finite(name: str) -> Column:
+    """Return a column of doubles under its name, null where it is not finite: JSON has no such numbers."""
+    return F.when(F.abs(name) <= LARGEST, F.col(name)).alias(name)
 
 
 def headers(*pairs: tuple[str, Column]) -> Column:
@@ -44,14 +62,17 @@ def good(checked: DataFrame) -> DataFrame:
     return checked.where(F.col("error").isNull())
 
 
-def routed(checked: DataFrame, made: Column, topic: str, letters_topic: str) -> DataFrame:
+def routed(checked: DataFrame, made: Column, topic: str, letters_topic: str, limits: Mapping[str, int]) -> DataFrame:
     """Route the records made from good readings to `topic`, and bad ones as dead letters to `letters_topic`.
+
+    A reading with a result that is too large for `topic` becomes a dead letter too.
 
     Args:
         checked: the result of `decode.readings`.
         made: an array of records (key, value, headers) for a good reading, possibly empty.
         topic: the topic for these records.
         letters_topic: the topic for dead letters.
+        limits: by topic, the most bytes of a record.
     """
 
     def at(place: str, records: Column) -> Column:
@@ -63,8 +84,12 @@ def routed(checked: DataFrame, made: Column, topic: str, letters_topic: str) -> 
             ),
         )  # fmt: skip
 
+    made_once = checked.withColumn("_made", F.when(F.col("error").isNull(), made))
+    reasons = F.transform("_made", lambda one: too_large(one, F.lit(topic), limits))
+    refused = F.get(F.filter(reasons, lambda why: why.isNotNull()), F.lit(0))
     error = F.col("error")
-    counted = checked.observe(OBSERVED, F.count_if(error.isNotNull()).alias(DEAD_LETTERS))
-    letters = F.array(letter(F.col("record"), error))
-    placed = F.when(error.isNull(), at(topic, made)).otherwise(at(letters_topic, letters))
+    judged = made_once.withColumn("error", F.coalesce(error, refused))
+    counted = judged.observe(OBSERVED, F.count_if(error.isNotNull()).alias(DEAD_LETTERS))
+    letters = F.array(letter(F.col("record"), error, limits[letters_topic]))
+    placed = F.when(error.isNull(), at(topic, F.col("_made"))).otherwise(at(letters_topic, letters))
     return counted.select(F.explode(placed).alias("placed")).select("placed.*")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -17,10 +17,21 @@ _RANK_ERROR: Final = 10_000
 """The accuracy of percentiles: their rank error is at most 1 in this number."""
 
 
+WITHIN_LONG: Final = "isEmpty"
+"""The column that sums of a long have in the state, so that one can be null because it left the range of a long."""
+
+
 def statistics(
-    readings: DataFrame, by: Sequence[Term], window: Window, aggregates: Mapping[str, Aggregate]
+    readings: DataFrame,
+    by: Sequence[Term],
+    window: Window,
+    aggregates: Mapping[str, Aggregate],
+    *,
+    sums: Callable[[Column], Column] = F.try_sum,
 ) -> DataFrame:
     """Return the aggregates of each group and window.
+
+    `sums` is `F.sum` for a checkpoint whose state lacks `WITHIN_LONG`: there a sum that is too large ends the query.
 
     A window closes, and a reading is too late for it, when the newest event time is `window.watermark` past its end.
 
@@ -33,7 +44,7 @@ def statistics(
         F.window("time", interval(window.length.ms), interval(slide.ms)).alias("window"), *names
     )
     seconds = F.lit(window.length.ms / 1_000)
-    return grouped.agg(*(_aggregate(of, seconds).alias(name) for name, of in aggregates.items())).select(
+    return grouped.agg(*(_aggregate(of, seconds, sums).alias(name) for name, of in aggregates.items())).select(
         *names,
         F.unix_millis("window.start").alias("start"),
         F.unix_millis("window.end").alias("end"),
@@ -42,9 +53,16 @@ def statistics(
 
 
 def sessions(
-    readings: DataFrame, by: Sequence[Term], session: Session, aggregates: Mapping[str, Aggregate]
+    readings: DataFrame,
+    by: Sequence[Term],
+    session: Session,
+    aggregates: Mapping[str, Aggregate],
+    *,
+    sums: Callable[[Column], Column] = F.try_sum,
 ) -> DataFrame:
     """Return the aggregates of each group's sessions. A gap of `session.gap` or more between readings ends a session.
+
+    For `sums` see `statistics`.
 
     Returns:
         the terms of `by` under their names, `start` and `end` (the first and the last reading, epoch ms),
@@ -58,7 +76,7 @@ def sessions(
     duration = F.unix_millis("window.end") - start - F.lit(session.gap.ms)
     seconds = (F.unix_millis("window.end") - start) / 1_000
     return (
-        grouped.agg(*(_aggregate(of, None).alias(name) for name, of in aggregates.items()))
+        grouped.agg(*(_aggregate(of, None, sums).alias(name) for name, of in aggregates.items()))
         .select(
             *names,
             start.alias("start"),
@@ -118,7 +136,7 @@ def _grouped(
     ).withWatermark("time", interval(watermark_ms))
 
 
-def _aggregate(of: Aggregate, seconds: Column | None) -> Column:
+def _aggregate(of: Aggregate, seconds: Column | None, sums: Callable[[Column], Column]) -> Column:
     function, name, rank = of.parts
     if name is None:
         count = F.count(F.lit(1))
@@ -127,7 +145,7 @@ def _aggregate(of: Aggregate, seconds: Column | None) -> Column:
     if function == "percentile":
         return F.percentile_approx(column, rank or 0.5, _RANK_ERROR)
     made: Mapping[str, Column] = {
-        "count": F.count(column), "min": F.min(column), "max": F.max(column), "sum": F.sum(column),
+        "count": F.count(column), "min": F.min(column), "max": F.max(column), "sum": sums(column),
         "mean": F.avg(column), "stddev": F.stddev_samp(column), "distinct": F.approx_count_distinct(column),
     }  # fmt: skip
     return made[function]

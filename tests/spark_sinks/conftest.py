@@ -22,14 +22,19 @@ from gateway.embedded.java import find_java
 from spark_sinks import runner
 from spark_sinks.declared import Options as Declared
 from spark_sinks.declared import flow
+from spark_sinks.job import Flow
+from spark_sinks.job_file import read
 from spark_sinks.jobs.max_temperature import MaxTemperature
 from spark_sinks.jobs.max_temperature import Options as MaxTemperatureOptions
 from spark_sinks.process import end_jvm
-from spark_sinks.progress import Examined, Progress, Totals
+from spark_sinks.progress import Examined, Progress, Totals, progress_of
 from spark_sinks.session import session
+from spark_sinks.triggers import CATCH_UP
 
 ROOT = Path(__file__).parents[2]
 Read = Callable[..., Awaitable[list[Any]]]
+Declare = Callable[..., Declared]
+RunOnce = Callable[[Declared | MaxTemperatureOptions], Awaitable[list[Progress]]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -81,6 +86,10 @@ def two_parts(spark: SparkSession) -> Iterator[None]:
     spark.conf.set("spark.sql.shuffle.partitions", "1")
 
 
+def flow_of(spark: SparkSession, options: Declared | MaxTemperatureOptions) -> Flow:
+    return flow(spark, options) if isinstance(options, Declared) else MaxTemperature(spark, options)
+
+
 class RunningJob:
     """A job running in its own thread."""
 
@@ -89,11 +98,13 @@ class RunningJob:
         self.examined: list[Examined] = []
         self._events: SimpleQueue[runner.Event] = SimpleQueue()
         self._ready = asyncio.Event()
+        job = flow_of(spark, options)
+        self.scans = job.rejects_topic is not None
         loop = asyncio.get_running_loop()
         self._ended = loop.run_in_executor(
             None,
             lambda: runner.run(
-                flow(spark, options) if isinstance(options, Declared) else MaxTemperature(spark, options),
+                job,
                 report=lambda item: (self.progress if isinstance(item, Progress) else self.examined).append(item),
                 ready=lambda: loop.call_soon_threadsafe(self._ready.set),
                 events=self._events,
@@ -117,6 +128,31 @@ class RunningJob:
     async def stop(self) -> Totals:
         self._events.put(None)
         return await self._ended
+
+
+@pytest.fixture
+def declare(bootstrap: str, tmp_path: Path) -> Declare:
+    """Write a job file and return its options, with its own checkpoint."""
+
+    def options(text: str, suffix: str = ".toml", **told: Any) -> Declared:
+        path = tmp_path / f"job{suffix}"
+        path.write_text(text.replace("CHECKPOINT", str(tmp_path / "checkpoint")))
+        file = read(path)
+        return Declared(file=file, bootstrap_servers=bootstrap, checkpoint=file.spec.run.checkpoint, **told)
+
+    return options
+
+
+@pytest.fixture
+def run_once(spark: SparkSession) -> RunOnce:
+    """Run a job from its checkpoint over the records in its topics, in micro-batches of limited size."""
+
+    def run(options: Declared | MaxTemperatureOptions) -> list[Progress]:
+        query = flow_of(spark, options).start(CATCH_UP)
+        assert query.awaitTermination(300), query.status
+        return [progress_of(json.loads(one.json)) for one in query.recentProgress]
+
+    return lambda options: asyncio.to_thread(run, options)
 
 
 StartJob = Callable[..., Awaitable[RunningJob]]

@@ -26,11 +26,10 @@ from spark_sinks import registry
 from spark_sinks.archive import segments
 from spark_sinks.archive.contract import MERGED, ArchiveError
 from spark_sinks.archive.parquet import Archive
-from spark_sinks.declared import Options, flow
-from spark_sinks.job_file import read
-from spark_sinks.progress import Progress, progress_of
+from spark_sinks.declared import Options
+from spark_sinks.progress import Progress
 from spark_sinks.spec.parts import Maintain, Registry
-from spark_sinks.triggers import CATCH_UP, MICRO_BATCH, REAL_TIME
+from spark_sinks.triggers import MICRO_BATCH, REAL_TIME
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.topics import read_all
@@ -40,31 +39,6 @@ START_MS = 1_700_000_000_000
 
 Declare = Callable[..., Options]
 RunOnce = Callable[[Options], Awaitable[list[Progress]]]
-
-
-@pytest.fixture
-def declare(bootstrap: str, tmp_path: Path) -> Declare:
-    """Write a job file and return its options, with its own checkpoint."""
-
-    def options(text: str, suffix: str = ".toml", **told: Any) -> Options:
-        path = tmp_path / f"job{suffix}"
-        path.write_text(text.replace("CHECKPOINT", str(tmp_path / "checkpoint")))
-        file = read(path)
-        return Options(file=file, bootstrap_servers=bootstrap, checkpoint=file.spec.run.checkpoint, **told)
-
-    return options
-
-
-@pytest.fixture
-def run_once(spark: SparkSession) -> RunOnce:
-    """Run a job from its checkpoint over the records in its topics, in micro-batches of limited size."""
-
-    def run(options: Options) -> list[Progress]:
-        query = flow(spark, options).start(CATCH_UP)
-        assert query.awaitTermination(300), query.status
-        return [progress_of(json.loads(one.json)) for one in query.recentProgress]
-
-    return lambda options: asyncio.to_thread(run, options)
 
 
 async def send(producer: AIOKafkaProducer, topic: str, records: list[tuple[str, bytes | None]]) -> None:

@@ -206,6 +206,8 @@ def test_there_is_an_example_of_every_kind() -> None:
         (ARCHIVE, '"lake"', '"s3://bucket/lake", format = "delta", options = { AWS_REGION = "eu-1" }', None),
         (ARCHIVE, '"lake"', '"plant.lake", format = "iceberg", catalog = "hall"', None),
         (ARCHIVE, '"lake"', '"lake", format = "iceberg"', "an Iceberg table is named NAMESPACE.TABLE, not 'lake'"),
+        (ARCHIVE, "run =", 'maintain = { unused = "59m" }\nrun =', "maintain: unused: 59m could delete files"),
+        (ARCHIVE, "run =", 'maintain = { unused = "1h" }\nrun =', None),
         (ARCHIVE, '"lake"', '"lake", format = "hudi"', "sink.format: Input should be 'parquet', 'delta' or 'iceberg'"),
         (ARCHIVE, '"lake"', '"lake", format = "delta", files = 2', "sink: files: not used by the format delta"),
         (ARCHIVE, '"lake"', '"lake", catalog = "hall"', "sink: catalog: not used by the format parquet"),

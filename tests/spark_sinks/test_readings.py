@@ -299,8 +299,12 @@ def test_packs_and_maps_are_decoded_in_python_workers(spark: SparkSession) -> No
 
 
 def test_a_registry_file(spark: SparkSession, tmp_path: Path) -> None:
-    (tmp_path / "devices.csv").write_text('key,room,limit,on\na,kitchen,7,true\nb,"the attic, left",,\n')
-    (tmp_path / "devices.json").write_text('{"key": "a", "room": "hall", "limit": 7.5}\n\n{"key": "c", "limit": "x"}\n')
+    (tmp_path / "devices.csv").write_text(
+        '\ufeffkey,room,limit,on\na,cellar,6,\na,kitchen,7,true\nb,"the attic, left",,\n'
+    )
+    (tmp_path / "devices.json").write_text(
+        '\ufeff{"key": "a"}\n{"key": "a", "room": "hall", "limit": 7.5}\n\n{"key": "c", "limit": "x"}\n'
+    )
     columns = {"room": {"type": "string"}, "limit": {"type": "double"}, "on": {"type": "boolean"}}
     checked = decode.readings(
         records(frame(spark, [Sent(b"1", key=key) for key in (b"a", b"b", b"c")])),
@@ -316,3 +320,15 @@ def test_a_registry_file(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "wrong.json").write_text('{"room": "hall"}')
     with pytest.raises(ValueError, match="entry 1 has no key"):
         registry.read(spark, Registry(file=str(tmp_path / "wrong.json"), columns=columns), {})
+
+
+def test_a_whole_number_may_have_a_fraction_of_zero_or_an_exponent(spark: SparkSession) -> None:
+    numbers = {
+        b"1": 1, b"1.0": 1, b"1e3": 1_000, b"-2.50e1": -25, b"9223372036854775807": 2**63 - 1,
+        b"9007199254740992.0": 2**53, b"9007199254740994.0": None, b"1.5": None, b"1e400": None, b"true": None,
+    }  # fmt: skip
+    rows = read(spark, [Sent(b'{"n": %s}' % one) for one in numbers], columns={"n": "long"})
+    assert [row.n for row in rows] == list(numbers.values())
+    assert [row.error is None for row in rows] == [one is not None for one in numbers.values()]
+    plain = read(spark, [Sent(one) for one in numbers], decode="number", columns={"n": "long"})
+    assert [row.n for row in plain] == list(numbers.values())

@@ -223,3 +223,25 @@ async def test_stopped_while_the_jvm_starts(job_process: Start, end_of: str) -> 
     await job.process.communicate()
     assert job.process.returncode == (-signal.SIGKILL if end_of == "parent" else 0)
     await job.wait_gone()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("of", ["group", "service"])
+async def test_a_stop_of_its_process_group_or_of_every_process_is_a_clean_end(
+    job_process: Start, producer: AIOKafkaProducer, new_topic: Any, of: str
+) -> None:
+    source, target, dead = await new_topic(partitions=1), await new_topic(partitions=1), await new_topic(partitions=1)
+    job = job_process(f"--source={source}", f"--target={target}", f"--dead-letter={dead}")
+    await job.start("setsid", "--wait")
+    await job.wait_ready()
+    await producer.send_and_wait(source, b"21", b"room")
+    told = json.loads(job.ready_file.read_bytes())
+    if of == "group":
+        os.killpg(told["pid"], signal.SIGTERM)
+    else:  # as systemd does, the JVM first
+        jvm = [process for process in processes_with(job.mark) if os.getpgid(process) == process != told["pid"]]
+        for process in (*jvm, told["pid"]):
+            os.kill(process, signal.SIGTERM)
+    _, err = await job.process.communicate()
+    assert (job.process.returncode, err) == (0, b"")
+    await job.wait_gone()
