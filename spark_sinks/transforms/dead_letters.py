@@ -12,6 +12,7 @@ from spark_sinks.records import RAW
 
 KAFKA_HEADERS: Final = "array<struct<key: string, value: binary>>"
 LATE: Final = "late: every window of the reading was closed"
+LATE_BY_OTHERS: Final = "late: newer readings closed every window of the reading, which was in time at its arrival"
 
 LIMIT: Final = 900_000
 """The longest value of a dead letter: a record at the topic's limit (1 MiB) has no room for the new headers."""
