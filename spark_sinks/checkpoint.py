@@ -7,17 +7,24 @@ batch applies and its end offsets, and `commits/N` when the batch is finished. I
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
+import msgspec
 from pyspark.sql import SparkSession
 
 from spark_sinks.java import Files
+from spark_sinks.meaning import Meaning
 from spark_sinks.progress import Offsets
 
 EXAMINED = "examined"
 """A file beside Spark's own, with the number of the newest batch that `RejectScanner` has examined."""
 _NEW_EXAMINED = f".{EXAMINED}.new"
+MEANING = "meaning"
+"""Another one, with the `Meaning` of the state."""
+_NEW_MEANING = f".{MEANING}.new"
 _LOGS: Final = ("offsets", "commits")  # Spark's directories with a numbered file per batch
 
 
@@ -78,7 +85,7 @@ class Checkpoint:
         That is its state in real time, and temporary files of the logs. Spark would take them for another query's, and
         refuse to start (SPARK-53103).
         """
-        if self._files.exists(f"{self.path}/metadata") and not any(map(self._numbers, _LOGS)):
+        if self._files.exists(f"{self.path}/metadata") and self.is_unread():
             for name in ("state", *_LOGS):
                 self._files.delete(f"{self.path}/{name}")
 
@@ -90,6 +97,40 @@ class Checkpoint:
     def mark_examined(self, number: int) -> None:
         """Record that every batch up to this one was examined."""
         self._files.replace(f"{self.path}/{EXAMINED}", str(number), f"{self.path}/{_NEW_EXAMINED}")
+
+    def is_unread(self) -> bool:
+        """Whether no batch was ever planned."""
+        return not any(map(self._numbers, _LOGS))
+
+    def meaning(self) -> Meaning | None:
+        """Return what the checkpoint was written by; None if that is unknown, in one of an older version."""
+        text = self._read(MEANING) or self._read(_NEW_MEANING)
+        return None if text is None else msgspec.json.decode(text, type=Meaning)
+
+    def keep_meaning(self, meaning: Meaning) -> None:
+        """Store what the checkpoint is written by from now on."""
+        text = msgspec.json.encode(meaning).decode()
+        if self._read(MEANING) != text:
+            self._files.replace(f"{self.path}/{MEANING}", text, f"{self.path}/{_NEW_MEANING}")
+
+    def forget_position(self, topics: Collection[str]) -> None:
+        """Have the next batches read these topics from their beginnings: Spark takes them for new ones."""
+        for number in sorted(self._numbers("offsets"))[-2:]:  # a planned batch, and the one before it
+            name = f"{self.path}/offsets/{number}"
+            lines = [_without(line, topics) for line in (self._files.read(name) or "").splitlines()]
+            self._files.replace(name, "\n".join(lines), f"{self.path}/.{number}.new")
+            for left in self._files.names(f"{self.path}/offsets"):
+                if left.startswith(f"{number}."):
+                    self._files.delete(f"{self.path}/offsets/{left}")  # Spark's own checksum, on a cluster
+
+    def move_aside(self) -> str:
+        """Rename the directory, so that the next start begins anew; return its new name, empty if there was none."""
+        if not self._files.exists(self.path):
+            return ""
+        place = next(name for n in itertools.count(1) if not self._files.exists(name := f"{self.path}.{n}"))
+        if not self._files.rename(self.path, place):
+            raise ValueError(f"the checkpoint {self.path} cannot be renamed to {place}")
+        return place
 
     def _end(self, number: int) -> Offsets | None:
         log = self._read(f"offsets/{number}")
@@ -104,6 +145,14 @@ class Checkpoint:
 
     def _read(self, name: str) -> str | None:
         return self._files.read(f"{self.path}/{name}")
+
+
+def _without(line: str, topics: Collection[str]) -> str:
+    """Return a source's line of a log without these topics; other lines as they are."""
+    found = json.loads(line) if line.startswith("{") else {}
+    if "batchWatermarkMs" in found or not any(topic in found for topic in topics):
+        return line
+    return json.dumps({topic: offsets for topic, offsets in found.items() if topic not in topics})
 
 
 def _offsets(log: str) -> Offsets:

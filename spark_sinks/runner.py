@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.declared import kind_of
 from spark_sinks.flow_execution import FlowExecution
 from spark_sinks.job import DRIVER_MB, Flow, JobKind, JobOptions, duration, known_jobs, listen
@@ -212,6 +213,7 @@ def _add_common(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--trigger", choices=(MICRO_BATCH, REAL_TIME), default=MICRO_BATCH)
     add("--interval", dest="interval_ms", type=duration, help="of micro-batches (default: one after the other) or of "
         "real-time checkpoints (default: 5m; not below 5s)")  # fmt: skip
+    add("--fresh", action="store_true", help="begin anew: move the checkpoint of an edited job aside")
     add("--starting-offsets", choices=("earliest", "latest"), default="earliest", help="where the first start begins")
     add("--max-offsets-per-trigger", type=int, default=100_000, help="the most records of one micro-batch")
     add("--accept-data-loss", action="store_true", help="continue when Kafka has deleted unread records")
@@ -353,6 +355,8 @@ def _run_process(
             written.write_bytes(msgspec.json.encode(about))
             written.replace(given.ready_file)
 
+    if given.fresh and (aside := Checkpoint(spark, flow.checkpoint).move_aside()):
+        output.say(f"{kind.name} begins anew; its earlier checkpoint is {aside}")
     try:
         if wait_for_topics(flow, output.say, events):
             totals = run(flow, report=output.report, ready=ready, events=events, say=output.say, metrics=metrics)

@@ -78,6 +78,11 @@ class MaxTemperature(Flow):
         super().__init__(spark, options, name=NAME, topics=[options.source], rejects_topic=options.dead_letter)
 
     @property
+    def meaning(self) -> dict[str, str]:
+        """See `Flow`."""
+        return {"--window": f"{self.options.window_ms} ms", "--slide": f"{self.options.slide_ms} ms"}
+
+    @property
     def window(self) -> Window:
         """The job's window."""
         options = self.options
