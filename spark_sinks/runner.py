@@ -22,6 +22,7 @@ import msgspec
 from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.declared import kind_of
 from spark_sinks.flow_execution import FlowExecution
+from spark_sinks.failures import told
 from spark_sinks.job import DRIVER_MB, Flow, JobKind, JobOptions, duration, known_jobs, listen
 from spark_sinks.job_file import JobFileError, is_job_file, read
 from spark_sinks.metrics import JobMetrics
@@ -280,7 +281,7 @@ def main(argv: Sequence[str]) -> int:
             _run_process(given, kind, options, console, metrics)
         except Exception as error:  # the last place to report it
             traceback.print_exc()
-            failure = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            failure = told(error)
             console.say(f"{given.job} failed: {failure}" + (f" (see {log_file})" if log_file else ""))
             return 1
         finally:
