@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
+import uuid
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
@@ -25,6 +27,9 @@ _NEW_EXAMINED = f".{EXAMINED}.new"
 MEANING = "meaning"
 """Another one, with the `Meaning` of the state."""
 _NEW_MEANING = f".{MEANING}.new"
+HELD = "held"
+"""Another one, empty, while a driver holds the checkpoint."""
+WRITING_S: Final = 0.05
 _LOGS: Final = ("offsets", "commits")  # Spark's directories with a numbered file per batch
 
 
@@ -97,6 +102,27 @@ class Checkpoint:
     def mark_examined(self, number: int) -> None:
         """Record that every batch up to this one was examined."""
         self._files.replace(f"{self.path}/{EXAMINED}", str(number), f"{self.path}/{_NEW_EXAMINED}")
+
+    def query_id(self) -> str:
+        """Return the id of the checkpoint's query. The first driver to ask chooses it, before Spark would."""
+        name = f"{self.path}/metadata"
+        if not self._files.exists(name):
+            self._files.create(name, json.dumps({"id": str(uuid.uuid4())}))
+        while not (text := self._files.read(name)):  # another driver is writing it
+            time.sleep(WRITING_S)
+        return str(json.loads(text)["id"])
+
+    def is_held(self) -> bool:
+        """Whether a driver holds the checkpoint, or has died with it."""
+        return self._files.exists(f"{self.path}/{HELD}")
+
+    def hold(self) -> None:
+        """Mark it as held."""
+        self._files.create(f"{self.path}/{HELD}", "")
+
+    def let_go(self) -> None:
+        """Mark it as free: its driver has ended its query."""
+        self._files.delete(f"{self.path}/{HELD}")
 
     def is_unread(self) -> bool:
         """Whether no batch was ever planned."""

@@ -13,8 +13,8 @@ _PROXY: Final = "An exception was raised by the Python Proxy"
 _LOST: Final = "Some data may have been lost because they are not available in Kafka"
 _REASON: Final = re.compile(r"Reason: (.+?)\.*$", re.MULTILINE)
 _LOST_HELP: Final = (
-    "Kafka has deleted records that the job had not read ({}). With accept_data_loss = true it continues with those that "
-    "are left; a longer retention.ms or retention.bytes of the topic keeps them until they are read"
+    "Kafka has deleted records that the job had not read ({}). With accept_data_loss = true it continues with those "
+    "that are left; a longer retention.ms or retention.bytes of the topic keeps them until they are read"
 )
 _STATE: Final = re.compile(r"\[(STATE_STORE_\w*(?:SCHEMA|COLUMN_FAMIL)\w*(?:\.\w+)?)\]")
 _STATE_HELP: Final = f"the state in the checkpoint has other columns than the job needs now (Spark's {{}}): {ADVICE}"

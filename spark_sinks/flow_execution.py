@@ -16,6 +16,7 @@ from spark_sinks.batch_size import SHORTEST_S, BatchSize
 from spark_sinks.catch_up_policy import CatchUpPolicy
 from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.job import Flow
+from spark_sinks.lease import TAKE_OVER_S, Lease
 from spark_sinks.meaning import ADVICE, Meaning
 from spark_sinks.progress import Examined, Offsets, Progress, offsets_sum
 from spark_sinks.reject_scanner import RejectScanner
@@ -60,6 +61,9 @@ class FlowExecution:
         self._say = say
         self.runs: dict[str, str] = {}  # mode of each run of the query, by run id
         self._told_of_late = False
+        self._found = found
+        self._lease: Lease | None = None
+        self._holds = True
         self._workers_missed = 0  # consecutive failures
         self._reads = False
         self._stopped = False
@@ -75,7 +79,43 @@ class FlowExecution:
         self._scan_by = float("inf")  # deadline for scanning the finished batches
 
     def begin(self) -> None:
-        """Start the query and the reject scanner; ValueError if the checkpoint does not fit the job or its topics."""
+        """Take the lease, and start the query and the reject scanner.
+
+        Raises:
+            LeaseError: Kafka does not allow the lease.
+            ValueError: the checkpoint does not fit the job or its topics.
+        """
+        lease = self._lease = Lease(
+            self.flow.spark,
+            self.flow.options.connection,
+            self._checkpoint.query_id(),
+            self.flow.topics[0],
+            self._lease_lost,
+        )
+        try:
+            lease.begin()
+            if self._checkpoint.is_held():
+                self._say(
+                    f"{self.flow.name}: its last driver did not give up the checkpoint, waiting until it has ended"
+                )
+                time.sleep(TAKE_OVER_S)
+            self._checkpoint.hold()
+            self._begin()
+        except BaseException:
+            self._release()
+            raise
+
+    def _lease_lost(self, error: BaseException) -> None:
+        self._holds = False
+        self._found(error)
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.end()
+            if self._holds:
+                self._checkpoint.let_go()
+
+    def _begin(self) -> None:
         self._checkpoint.forget_unfinished_start()
         if self.flow.trigger.mode == REAL_TIME:
             self._checkpoint.check_real_time()
@@ -159,6 +199,8 @@ class FlowExecution:
             self._start_fitting()
         elif time.monotonic() >= self._next_look:
             self._read_ends()
+        if self._lease is not None:
+            self._lease.position = self.position
         self._scan()
 
     def _scan(self) -> None:
@@ -240,9 +282,10 @@ class FlowExecution:
         self.query.stop()
 
     def close(self) -> None:
-        """Stop the scanner, after `LAST_SCAN_S` at most."""
+        """Stop the scanner, after `LAST_SCAN_S` at most, and give up the lease."""
         if self._scanner:
             self._scanner.stop(LAST_SCAN_S)
+        self._release()
 
 
 def _spare_cores(spark: SparkSession) -> int | None:

@@ -21,8 +21,8 @@ import msgspec
 
 from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.declared import kind_of
-from spark_sinks.flow_execution import FlowExecution
 from spark_sinks.failures import told
+from spark_sinks.flow_execution import FlowExecution
 from spark_sinks.job import DRIVER_MB, Flow, JobKind, JobOptions, duration, known_jobs, listen
 from spark_sinks.job_file import JobFileError, is_job_file, read
 from spark_sinks.metrics import JobMetrics

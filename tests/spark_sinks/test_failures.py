@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,13 @@ run = { checkpoint = "CHECKPOINT" }
 
 async def failure(run_job: Any, options: Any) -> str:
     """Start a job, which fails, and return what it says."""
+    running = await run_job(options)
+    return await end(running)
+
+
+async def end(running: Any) -> str:
+    """Wait until a job fails, and return what it says."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - what it says is the test
-        running = await run_job(options)
         await running.wait_for(lambda _: False, 120)
     return told(caught.value)
 
@@ -56,8 +60,8 @@ async def test_a_state_of_other_columns_is_told_with_what_helps(
     said = await failure(run_job, job.options(STATS, 'n = "count(*)"', 'n = "count(*)", low = "min(b)"'))
     assert said == (
         "the state in the checkpoint has other columns than the job needs now (Spark's "
-        "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE): use another checkpoint, or start once with --fresh, which moves this "
-        "one aside and begins anew"
+        "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE): use another checkpoint, or start once with --fresh, which moves "
+        "this one aside and begins anew"
     )
 
 
@@ -72,9 +76,7 @@ async def test_an_archives_error_is_told_and_not_the_proxy_that_brought_it(
     for commit in log.iterdir():
         commit.write_text("no commit")
     await send(producer, job.topics["SOURCE"], 10)
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - what it says is the test
-        await running.wait_for(lambda _: False, 120)
-    said = told(caught.value)
+    said = await end(running)
     assert "Proxy" not in said
     assert "expected" in said
     assert "Error: " in said
