@@ -72,6 +72,8 @@ class Lease:
         serializer = "org.apache.kafka.common.serialization.ByteArraySerializer"
         for name, value in {
             **connection,
+            "acks": "all",
+            "enable.idempotence": "true",
             "transactional.id": self.name,
             "transaction.timeout.ms": str(_TRANSACTION_MS),
             "max.block.ms": str(_ANSWER_MS),
