@@ -166,6 +166,8 @@ def spark_check(
             wrong.append(str(error))
         else:
             typer.echo(f"{file}: valid: {spec.SUMMARY}")
+            if (note := getattr(spec, "NOTE", None)) is not None:
+                typer.echo(f"{file}: note: {note}")
     if wrong:
         raise fail("\n".join(wrong))
 

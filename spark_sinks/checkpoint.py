@@ -7,17 +7,29 @@ batch applies and its end offsets, and `commits/N` when the batch is finished. I
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
+import uuid
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
+import msgspec
 from pyspark.sql import SparkSession
 
 from spark_sinks.java import Files
+from spark_sinks.meaning import Meaning
 from spark_sinks.progress import Offsets
 
 EXAMINED = "examined"
 """A file beside Spark's own, with the number of the newest batch that `RejectScanner` has examined."""
 _NEW_EXAMINED = f".{EXAMINED}.new"
+MEANING = "meaning"
+"""Another one, with the `Meaning` of the state."""
+_NEW_MEANING = f".{MEANING}.new"
+HELD = "held"
+"""Another one, empty, while a driver holds the checkpoint."""
+WRITING_S: Final = 0.05
 _LOGS: Final = ("offsets", "commits")  # Spark's directories with a numbered file per batch
 
 
@@ -78,7 +90,7 @@ class Checkpoint:
         That is its state in real time, and temporary files of the logs. Spark would take them for another query's, and
         refuse to start (SPARK-53103).
         """
-        if self._files.exists(f"{self.path}/metadata") and not any(map(self._numbers, _LOGS)):
+        if self._files.exists(f"{self.path}/metadata") and self.is_unread():
             for name in ("state", *_LOGS):
                 self._files.delete(f"{self.path}/{name}")
 
@@ -96,6 +108,61 @@ class Checkpoint:
         """Record that every batch up to this one was examined."""
         self._files.replace(f"{self.path}/{EXAMINED}", str(number), f"{self.path}/{_NEW_EXAMINED}")
 
+    def query_id(self) -> str:
+        """Return the id of the checkpoint's query. The first driver to ask chooses it, before Spark would."""
+        name = f"{self.path}/metadata"
+        if not self._files.exists(name):
+            self._files.create(name, json.dumps({"id": str(uuid.uuid4())}))
+        while not (text := self._files.read(name)):  # another driver is writing it
+            time.sleep(WRITING_S)
+        return str(json.loads(text)["id"])
+
+    def is_held(self) -> bool:
+        """Whether a driver holds the checkpoint, or has died with it."""
+        return self._files.exists(f"{self.path}/{HELD}")
+
+    def hold(self) -> None:
+        """Mark it as held."""
+        self._files.create(f"{self.path}/{HELD}", "")
+
+    def let_go(self) -> None:
+        """Mark it as free: its driver has ended its query."""
+        self._files.delete(f"{self.path}/{HELD}")
+
+    def is_unread(self) -> bool:
+        """Whether no batch was ever planned."""
+        return not any(map(self._numbers, _LOGS))
+
+    def meaning(self) -> Meaning | None:
+        """Return what the checkpoint was written by; None if that is unknown, in one of an older version."""
+        text = self._read(MEANING) or self._read(_NEW_MEANING)
+        return None if text is None else msgspec.json.decode(text, type=Meaning)
+
+    def keep_meaning(self, meaning: Meaning) -> None:
+        """Store what the checkpoint is written by from now on."""
+        text = msgspec.json.encode(meaning).decode()
+        if self._read(MEANING) != text:
+            self._files.replace(f"{self.path}/{MEANING}", text, f"{self.path}/{_NEW_MEANING}")
+
+    def forget_position(self, topics: Collection[str]) -> None:
+        """Have the next batches read these topics from their beginnings: Spark takes them for new ones."""
+        for number in sorted(self._numbers("offsets"))[-2:]:  # a planned batch, and the one before it
+            name = f"{self.path}/offsets/{number}"
+            lines = [_without(line, topics) for line in (self._files.read(name) or "").splitlines()]
+            self._files.replace(name, "\n".join(lines), f"{self.path}/.{number}.new")
+            for left in self._files.names(f"{self.path}/offsets"):
+                if left.startswith(f"{number}."):
+                    self._files.delete(f"{self.path}/offsets/{left}")  # Spark's own checksum, on a cluster
+
+    def move_aside(self) -> str:
+        """Rename the directory, so that the next start begins anew; return its new name, empty if there was none."""
+        if not self._files.exists(self.path):
+            return ""
+        place = next(name for n in itertools.count(1) if not self._files.exists(name := f"{self.path}.{n}"))
+        if not self._files.rename(self.path, place):
+            raise ValueError(f"the checkpoint {self.path} cannot be renamed to {place}")
+        return place
+
     def _end(self, number: int) -> Offsets | None:
         log = self._read(f"offsets/{number}")
         return None if log is None else _offsets(log)
@@ -109,6 +176,14 @@ class Checkpoint:
 
     def _read(self, name: str) -> str | None:
         return self._files.read(f"{self.path}/{name}")
+
+
+def _without(line: str, topics: Collection[str]) -> str:
+    """Return a source's line of a log without these topics; other lines as they are."""
+    found = json.loads(line) if line.startswith("{") else {}
+    if "batchWatermarkMs" in found or not any(topic in found for topic in topics):
+        return line
+    return json.dumps({topic: offsets for topic, offsets in found.items() if topic not in topics})
 
 
 def _offsets(log: str) -> Offsets:

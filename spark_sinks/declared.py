@@ -6,25 +6,29 @@ job, `spark_sinks/reject_scanner.py` finds the records that its results omit by 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.conf import RuntimeConfig
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sinks import decode, registry
+from spark_sinks import decode, meaning, registry
 from spark_sinks.archive.lake import table_of
 from spark_sinks.archive.parquet import Archive
 from spark_sinks.archive.rows import checkpoint_id, rows
 from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.job import SHORTEST_BEHIND_S, Flow, JobKind, JobOptions
 from spark_sinks.job_file import JobFile
+from spark_sinks.plan import stateful_steps
 from spark_sinks.records import records, term
 from spark_sinks.spec import jobs as spec
 from spark_sinks.spec.parts import ArchiveSink, Session, Window
+from spark_sinks.spec.values import Term
 from spark_sinks.transforms import enrich, last, results, thresholds, windows
 from spark_sinks.transforms.record_size import KAFKA_HEADERS
 from spark_sinks.triggers import REAL_TIME, Trigger
@@ -32,6 +36,9 @@ from spark_sinks.triggers import REAL_TIME, Trigger
 REGISTRY_MS: Final = 10_000
 """How often a registry's topic is read in real time, unless the job file sets an interval."""
 NO_DATA_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
+SEVERAL_STEPS: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
+"""Whether each stateful step has a watermark of its own. With one for all, a step drops as late what the step before it
+has just made. A query with one step has the same watermark either way, and its state without it (`session.py`)."""
 
 
 class Options(JobOptions, frozen=True, kw_only=True):
@@ -93,6 +100,13 @@ class DeclaredJob(Flow):
         """See `Flow`: those that cannot be decoded."""
         return self.checked(source).where(F.col("error").isNotNull()).select("record.*", "error")
 
+    def grouped_meaning(self, by: Sequence[Term], *columns: str) -> dict[str, str]:
+        """Return the meaning of a state of groups, made from these columns."""
+        terms = [what for kind, what in (of.parts for of in by) if kind == "column"]
+        return {"job": self.declared.job, "by": ", ".join(by)} | meaning.of_source(
+            self.declared.source, [*terms, *columns]
+        )
+
     def checked(self, source: DataFrame) -> DataFrame:
         """Decode the source's records into readings."""
         needed = [(str(of), term(of)) for of in self.declared.groups]
@@ -117,6 +131,18 @@ class Windowed(DeclaredJob):
     def behind_s(self) -> float:
         """Well below the watermark's delay, so that readings do not become late."""
         return min(SHORTEST_BEHIND_S, self.window.watermark.ms / 2_000)
+
+    @property
+    def meaning(self) -> dict[str, str]:
+        """See `Flow`. The names of results are not part of it, but their order is: Spark's state has no names."""
+        window, aggregates = self.window, self.declared.aggregates.values()
+        if isinstance(window, Session):
+            times = {"session.gap": f"{window.gap.ms} ms"}
+        else:
+            slide = window.slide or window.length
+            times = {"window.length": f"{window.length.ms} ms", "window.slide": f"{slide.ms} ms"}
+        used = [column for of in aggregates if (column := of.parts[1]) is not None]
+        return self.grouped_meaning(self.declared.by, *used) | times | {"aggregates": ", ".join(map(str, aggregates))}
 
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
         """Also include the readings that Spark drops as late."""
@@ -143,6 +169,11 @@ class LastKnown(DeclaredJob):
     """The last values."""
 
     declared: spec.LastKnown
+
+    @property
+    def meaning(self) -> dict[str, str]:
+        """See `Flow`."""
+        return self.grouped_meaning(self.declared.by)
 
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `Flow`."""
@@ -209,6 +240,12 @@ class AnomaliesWithMeans(DeclaredJob):
 
     declared: spec.Anomalies
 
+    @property
+    def meaning(self) -> dict[str, str]:
+        """See `Flow`."""
+        kept = [name for name, threshold in self.declared.thresholds.items() if threshold.deviations is not None]
+        return self.grouped_meaning([self.declared.by], *kept)
+
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `Flow`."""
         # Spark gives the Python process that this starts ten seconds, however busy the machine is. Importing its module
@@ -222,24 +259,33 @@ class AnomaliesWithMeans(DeclaredJob):
             declared.forget.ms,
             packs=declared.source.decode == "senml",
         )
-        before = conf.get(NO_DATA_BATCHES)
-        conf.set(NO_DATA_BATCHES, "false")  # else state with a time-to-live runs empty batches forever
-        try:
+        with _setting(conf, NO_DATA_BATCHES, "false"):  # else state with a time-to-live runs empty batches forever
             return self.to_kafka(made, [declared.sink.kafka], trigger, final=False)
-        finally:
-            conf.set(NO_DATA_BATCHES, before or "true")
 
 
 class Transform(DeclaredJob):
     """The records that a Python file makes from the readings."""
 
     declared: spec.Transform
+    ACCOUNTS = False
+
+    @property
+    def meaning(self) -> dict[str, str]:
+        """See `Flow`. The code is part of it if it has state."""
+        if not stateful_steps(self._made(self.trigger)):
+            return {}
+        used = meaning.of_source(self.declared.source, list(self.declared.source.columns))
+        return {"job": self.declared.job, "transform": f"code {meaning.of_code(self.options.file.path)}"} | used
+
+    def _made(self, trigger: Trigger) -> DataFrame:
+        function = self.options.file.transform
+        assert function is not None  # `job_file.read`
+        made: DataFrame = function(results.good(self.readings(trigger)).drop("record", "error"))
+        return made
 
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `Flow`; ValueError if the function's records have no key or value."""
-        function = self.options.file.transform
-        assert function is not None  # `job_file.read`
-        made = function(results.good(self.readings(trigger)).drop("record", "error"))
+        made = self._made(trigger)
         if not {"key", "value"}.issubset(made.columns):
             raise ValueError(f"transform: the records need columns key and value, not only {', '.join(made.columns)}")
         headers = F.col("headers") if "headers" in made.columns else F.array()
@@ -248,7 +294,11 @@ class Transform(DeclaredJob):
             F.col("value").cast("binary").alias("value"),
             headers.cast(KAFKA_HEADERS).alias("headers"),
         )
-        return self.to_kafka(made, [self.declared.sink.kafka], trigger, final=self.declared.sink.emit == "final")
+        final = self.declared.sink.emit == "final"
+        if stateful_steps(made) < 2:
+            return self.to_kafka(made, [self.declared.sink.kafka], trigger, final=final)
+        with _setting(self.spark.conf, SEVERAL_STEPS, "true"):
+            return self.to_kafka(made, [self.declared.sink.kafka], trigger, final=final)
 
 
 class ToArchive(DeclaredJob):
@@ -281,6 +331,17 @@ class ToArchive(DeclaredJob):
                 table.append(batch.toArrow(), number)
 
         return write
+
+
+@contextlib.contextmanager
+def _setting(conf: RuntimeConfig, name: str, value: str) -> Iterator[None]:
+    """Have a query that starts in this context get a setting, and other queries of the session what they had."""
+    before = conf.get(name)
+    conf.set(name, value)
+    try:
+        yield
+    finally:
+        conf.set(name, before or "")
 
 
 _JOBS: Final[Mapping[str, type[DeclaredJob]]] = {

@@ -33,7 +33,9 @@ from spark_sinks.spec.parts import Column as Declared
 from spark_sinks.spec.values import TYPE_NAMES
 
 NUMBER: Final = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
-MILLISECONDS: Final = r"^([0-9]{1,14}(\.[0-9]*)?|[0-9](\.[0-9]+)?E1[0-3])$"  # Spark prints fractions with an exponent
+MILLISECONDS: Final = (
+    r"^([0-9]{1,14}(\.[0-9]*)?|[0-9](\.[0-9]+)?E(9|1[0-3]))$"  # Spark prints fractions with an exponent
+)
 ISO_TIME: Final = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?$"
 )
@@ -63,14 +65,18 @@ LAST_INSTANT: Final = "9999-12-31 23:59:59.999999"
 """The instants that every reader of an archive can represent."""
 _END: Final = f"end-{secrets.token_hex(8)}"
 """The field that must follow an object (`objects`). No sender knows it."""
+AHEAD: Final = "time is ahead of the record's arrival by more than is allowed"
+SECONDS: Final = (1e9, 1e10 - 1)
+"""Numbers that are epoch seconds (from 2001 to 2286). As milliseconds they would be times in early 1970."""
 
 
 def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Column]] = ()) -> DataFrame:
     """Decode each record. A `senml` record becomes as many readings as its pack has, or one row with an error.
 
-    The time is the first of header `creation-time`, field `source.time` and Kafka's timestamp that is present and at
-    most `source.ahead` later than Kafka's. A time field that is present but not a time is an error. For `senml`, the
-    times in the pack come before the header.
+    The time is the first of field `source.time` (for `senml` the times in the pack), header `creation-time` and Kafka's
+    timestamp that is present and at most `source.ahead` later than Kafka's; but never later than Kafka's, the record's
+    arrival: one fast clock would close the windows of all others. A time field that is present but not a time is an
+    error.
 
     Args:
         records: the result of `spark_sinks.records.records`.
@@ -87,7 +93,6 @@ def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Col
     by_python, packs = source.decode in PYTHON_DECODERS, source.decode == "senml"
     fault = "_fault" if by_python else "_readable"
     own = F.col("_time") if source.time is not None or packs else F.lit(None).cast("string")
-    ahead = _ahead(source)
     decoded = opened.select(
         *known,
         "sent_at",
@@ -105,14 +110,15 @@ def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Col
                 error = error.when(F.col(name).isNull(), f"{name} is missing or not a {TYPE_NAMES[column.type]}")
         error = error.when(F.col("_own_time").isNotNull() & F.col("_time").isNull(), BAD_TIME)
     error = F.coalesce(F.when(~is_instant(F.col("timestamp")), BAD_TIMESTAMP), error)
+    if source.beyond_ahead == "dead-letter":
+        error = F.coalesce(error, F.when(F.coalesce("_time", "sent_at") > _ahead(source), AHEAD))
     for name, value in needed:
         missing = F.when(value.isNull(), f"{name} is missing or not a text")
         error = F.coalesce(error, missing)
-    times = ("_time", "sent_at") if packs else ("sent_at", "_time")
     made = decoded.select(
         *known,
         *source.columns,
-        F.coalesce(*(F.when(F.col(one) <= ahead, F.col(one)) for one in times), "timestamp").alias("time"),
+        _first_of(source, "_time", "sent_at").alias("time"),
         error.alias("error"),
         *((F.col(PLACE),) if packs else ()),
     )
@@ -122,6 +128,12 @@ def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Col
 def _ahead(source: Source) -> Column:
     """Return the latest time that is accepted for a record."""
     return F.col("timestamp") + F.expr(f"interval {source.ahead.ms} milliseconds")
+
+
+def _first_of(source: Source, *times: str) -> Column:
+    """Return the first of these times that is not too far ahead, else the arrival; never later than the arrival."""
+    accepted = (F.when(F.col(one) <= _ahead(source), F.col(one)) for one in times)
+    return F.least(F.coalesce(*accepted, "timestamp"), "timestamp")
 
 
 def _value(source: Source) -> Column:
@@ -156,11 +168,16 @@ def _finite(value: Column) -> Column:
 
 
 def instant(text: Column) -> Column:
-    """Parse a sender's time, epoch milliseconds or ISO 8601 (UTC without a zone); null if it is neither."""
+    """Parse a sender's time, epoch milliseconds or ISO 8601 (UTC without a zone); null if it is neither.
+
+    A number among `SECONDS` is epoch seconds.
+    """
+    number = text.try_cast("double")
+    milliseconds = F.when(number.between(*SECONDS), F.round(number * 1_000)).otherwise(number)
     iso = F.regexp_replace(text, ",", ".").try_cast("timestamp")
-    return F.when(
-        text.rlike(MILLISECONDS), F.timestamp_millis(text.try_cast("double").try_cast("bigint"))
-    ).when(text.rlike(ISO_TIME) & is_instant(iso), iso)  # fmt: skip
+    return F.when(text.rlike(MILLISECONDS), F.timestamp_millis(milliseconds.try_cast("bigint"))).when(
+        text.rlike(ISO_TIME) & is_instant(iso), iso
+    )
 
 
 def is_instant(time: Column) -> Column:
@@ -308,7 +325,7 @@ def _avro(records: DataFrame, source: Source) -> DataFrame:
 def _python(records: DataFrame, source: Source) -> DataFrame:
     from spark_sinks.decoders import arrow  # noqa: PLC0415 - only these jobs need its packages
 
-    sent = F.unix_millis(F.coalesce(F.when(F.col("sent_at") <= _ahead(source), F.col("sent_at")), "timestamp"))
+    sent = F.unix_millis(_first_of(source, "sent_at"))
     decoded = records.withColumn("_decoded", arrow.readings(F.col("value"), sent, source))
     known: list[str | Column] = [*records.columns, F.col("_decoded.error").alias("_fault")]
     if source.decode == "senml":

@@ -16,6 +16,8 @@ from spark_sinks.batch_size import SHORTEST_S, BatchSize
 from spark_sinks.catch_up_policy import CatchUpPolicy
 from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.job import Flow
+from spark_sinks.lease import TAKE_OVER_S, Lease
+from spark_sinks.meaning import ADVICE, Meaning
 from spark_sinks.progress import Examined, Offsets, Progress, offsets_sum
 from spark_sinks.reject_scanner import RejectScanner
 from spark_sinks.sources import Broker
@@ -58,12 +60,17 @@ class FlowExecution:
         self._broker = broker
         self._say = say
         self.runs: dict[str, str] = {}  # mode of each run of the query, by run id
+        self._told_of_late = False
+        self._found = found
+        self._lease: Lease | None = None
+        self._holds = True
         self._workers_missed = 0  # consecutive failures
         self._reads = False
         self._stopped = False
         self._policy = CatchUpPolicy(flow.behind_s)
         micro = flow.trigger.interval_ms if flow.trigger.mode == MICRO_BATCH else None
         self._size = BatchSize(flow.options.max_offsets_per_trigger, max(SHORTEST_S, (micro or 0) / 1000))
+        self._meaning: Meaning | None = None  # of the checkpoint; None before it was checked
         self.position: Offsets = {}  # end offsets of the finished batches
         self.ends: Offsets = {}  # end offsets of the topics at the last check
         self._next_look = 0.0
@@ -72,13 +79,50 @@ class FlowExecution:
         self._scan_by = float("inf")  # deadline for scanning the finished batches
 
     def begin(self) -> None:
-        """Start the query and the reject scanner; ValueError if the checkpoint does not support real time."""
+        """Take the lease, and start the query and the reject scanner.
+
+        Raises:
+            LeaseError: Kafka does not allow the lease.
+            ValueError: the checkpoint does not fit the job or its topics.
+        """
+        lease = self._lease = Lease(
+            self.flow.spark,
+            self.flow.options.connection,
+            self._checkpoint.query_id(),
+            self.flow.topics[0],
+            self._lease_lost,
+        )
+        try:
+            lease.begin()
+            if self._checkpoint.is_held():
+                self._say(
+                    f"{self.flow.name}: its last driver did not give up the checkpoint, waiting until it has ended"
+                )
+                time.sleep(TAKE_OVER_S)
+            self._checkpoint.hold()
+            self._begin()
+        except BaseException:
+            self._release()
+            raise
+
+    def _lease_lost(self, error: BaseException) -> None:
+        self._holds = False
+        self._found(error)
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.end()
+            if self._holds:
+                self._checkpoint.let_go()
+
+    def _begin(self) -> None:
         self._checkpoint.forget_unfinished_start()
         if self.flow.trigger.mode == REAL_TIME:
             self._checkpoint.check_real_time()
+        self._read_ends()
+        self._continue()
         earliest = self.flow.options.starting_offsets == "earliest"
         self.position = self._checkpoint.position() or self._broker.ends(self.flow.topics, beginnings=earliest) or {}
-        self._read_ends()
         if self.flow.trigger.mode == REAL_TIME:
             self._start_fitting()
         else:
@@ -86,6 +130,35 @@ class FlowExecution:
         if self._scanner:
             self._scanner.start()
             self._scan_by = time.monotonic() + SCAN_WAIT_S  # batches of an earlier run
+
+    def _continue(self) -> None:
+        """Check that the checkpoint is of this job and of these topics; ValueError if not."""
+        known, path = self._broker.ids, self._checkpoint.path
+        before = None if self._checkpoint.is_unread() else self._checkpoint.meaning()
+        topics = {name: known[name] for name in self.flow.topics if name in known}
+        now = Meaning(self.flow.meaning, dict.fromkeys(self.flow.topics, "") | topics)
+        if before is not None:
+            if changes := before.changes_to(now):
+                raise ValueError(
+                    f"{self.flow.name} was edited: {'; '.join(changes)}. State in {path} would mix both: {ADVICE}"
+                )
+            now = Meaning(now.job, now.topics | {name: before.topics.get(name, "") for name in now.topics} | topics)
+            if recreated := before.recreated(known):
+                self._begin_again(recreated)
+        self._checkpoint.keep_meaning(now)
+        self._meaning = now
+
+    def _begin_again(self, topics: list[str]) -> None:
+        """Read topics that were deleted and made again from their beginnings, if loss is accepted."""
+        names = ", ".join(topics)
+        if not self.flow.options.accept_data_loss:
+            raise ValueError(
+                f"topic {names} was deleted and made again: the offsets in {self._checkpoint.path} are the old one's. "
+                "With accept_data_loss the job reads the new one from its beginning, or "
+                f"{ADVICE.removeprefix('use another checkpoint, or ')}"
+            )
+        self._checkpoint.forget_position(topics)
+        self._say(f"topic {names} was deleted and made again: {self.flow.name} reads it from its beginning")
 
     @property
     def _read(self) -> int:
@@ -126,6 +199,8 @@ class FlowExecution:
             self._start_fitting()
         elif time.monotonic() >= self._next_look:
             self._read_ends()
+        if self._lease is not None:
+            self._lease.position = self.position
         self._scan()
 
     def _scan(self) -> None:
@@ -141,6 +216,11 @@ class FlowExecution:
         ends = self._broker.ends(self.flow.topics)
         if ends is not None:
             self.ends = ends
+            if self._meaning is not None and (recreated := self._meaning.recreated(self._broker.ids)):
+                raise ValueError(
+                    f"topic {', '.join(recreated)} was deleted and made again while {self.flow.name} read it: start "
+                    "it again"
+                )
             if self.flow.trigger.mode == REAL_TIME:
                 self._policy.observe_end(time.monotonic(), offsets_sum(ends))
 
@@ -148,6 +228,12 @@ class FlowExecution:
         """Handle a finished batch, and return its progress with the trigger and with the lag of real time."""
         self._scan_by = min(self._scan_by, time.monotonic() + SCAN_WAIT_S)
         mode = self.runs[progress.run]
+        if progress.late_rows and not (self.flow.ACCOUNTS or self._told_of_late):
+            self._told_of_late = True
+            self._say(
+                f"{self.flow.name}: its state dropped {progress.late_rows:,} rows as late; "
+                "trivium_spark_late_rows_total counts them, and no dead letter has them"
+            )
         self._workers_missed = 0
         lag = progress.lag
         if progress.end is not None and offsets_sum(progress.end) >= self._read:
@@ -196,9 +282,10 @@ class FlowExecution:
         self.query.stop()
 
     def close(self) -> None:
-        """Stop the scanner, after `LAST_SCAN_S` at most."""
+        """Stop the scanner, after `LAST_SCAN_S` at most, and give up the lease."""
         if self._scanner:
             self._scanner.stop(LAST_SCAN_S)
+        self._release()
 
 
 def _spare_cores(spark: SparkSession) -> int | None:

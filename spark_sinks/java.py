@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 
@@ -56,6 +57,21 @@ class Files:
             return str(self._io.toString(stream, "UTF-8"))
         finally:
             stream.close()
+
+    def create(self, name: str, text: str) -> bool:
+        """Write a file that does not exist; False if it does."""
+        path = self._path_of(name)
+        try:
+            stream = self._system.create(path, False)
+        except Py4JJavaError:
+            if self._system.exists(path):
+                return False
+            raise
+        try:
+            stream.write(text.encode())
+        finally:
+            stream.close()
+        return True
 
     def replace(self, name: str, text: str, new: str) -> bool:
         """Write a file under the name `new`, and rename it to `name`; False if that failed."""

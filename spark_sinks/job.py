@@ -73,11 +73,14 @@ class Flow(abc.ABC):
         letters_topic: where dead letters go, whoever writes them; empty if there are none.
         checkpoint: the query's own directory (or URL).
         STAGES: stages that run at once in real time: two with state, else one.
+        ACCOUNTS: whether every reading that a result omits becomes a dead letter. Otherwise the job tells the
+            first time that Spark drops a row as late, and only counts the others.
         SIZED: whether long micro-batches are made smaller; False where few and large files are wanted.
     """
 
     STAGES: ClassVar[int] = 2
     SIZED: ClassVar[bool] = True
+    ACCOUNTS: ClassVar[bool] = True
 
     def __init__(
         self, spark: SparkSession, options: Any, *, name: str, topics: Sequence[str], rejects_topic: str | None
@@ -95,6 +98,11 @@ class Flow(abc.ABC):
     def trigger(self) -> Trigger:
         """The trigger it is meant to run with."""
         return Trigger(self.options.trigger, self.options.interval_ms)
+
+    @property
+    def meaning(self) -> dict[str, str]:
+        """What the state in its checkpoint means, by the keys of the job file; empty without state (ADR 0102)."""
+        return {}
 
     @property
     def behind_s(self) -> float:

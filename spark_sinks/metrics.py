@@ -107,6 +107,7 @@ class JobMetrics:
                 lag=lag(self._position, self._ends),
                 late_rows=self.totals.late_rows,
                 late=late,
+                late_by_others=self.totals.late_by_others if self._counts_rejects else None,
                 malformed=malformed,
                 dead_letters=None if malformed is None or late is None else malformed + late,
                 batch=newest.batch if newest else None,

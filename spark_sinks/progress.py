@@ -51,6 +51,7 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     rows: int  # records read again
     malformed: int  # dead letters for records that are not readings
     late: int  # dead letters for readings whose windows were all closed
+    late_by_others: int = 0  # those among them that were in time at their arrival
     duration_ms: int
 
 
@@ -62,6 +63,7 @@ class Totals(msgspec.Struct, kw_only=True):
     late_rows: int = 0
     malformed: int = 0
     late_readings: int = 0
+    late_by_others: int = 0
     end: Offsets | None = None
 
     def add(self, progress: Progress) -> None:
@@ -75,6 +77,7 @@ class Totals(msgspec.Struct, kw_only=True):
         """Add the result of one examination."""
         self.malformed += examined.malformed
         self.late_readings += examined.late
+        self.late_by_others += examined.late_by_others
 
 
 def progress_of(report: dict[str, Any]) -> Progress:

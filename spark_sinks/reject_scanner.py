@@ -21,7 +21,7 @@ from spark_sinks.job import Flow
 from spark_sinks.progress import Examined, Offsets, offsets_sum
 from spark_sinks.records import of_partition
 from spark_sinks.sources import kafka_range, producer_settings
-from spark_sinks.transforms.dead_letters import LATE, dead_letters
+from spark_sinks.transforms.dead_letters import LATE, LATE_BY_OTHERS, dead_letters
 
 MOST_BATCHES = 50
 """The most batches examined together. Spark keeps the metadata of a hundred, so the next ones are still there."""
@@ -92,26 +92,28 @@ class RejectScanner:
         began = time.monotonic()
         start, end = batches[0].start, batches[-1].end
         rows = offsets_sum(end) - offsets_sum(start)
-        malformed, late = self._send(start, end, watermark_of(batches)) if rows else (0, 0)
+        malformed, late, by_others = self._send(start, end, watermark_of(batches)) if rows else (0, 0, 0)
         self._checkpoint.mark_examined(batches[-1].number)
         return Examined(
             query=self._flow.name,
             batch=batches[-1].number,
             rows=rows,
             malformed=malformed,
-            late=late,
+            late=late + by_others,
+            late_by_others=by_others,
             duration_ms=round((time.monotonic() - began) * 1000),
         )
 
-    def _send(self, start: Offsets, end: Offsets, watermark_ms: Column) -> tuple[int, int]:
-        """Write the dead letters of an offset range; return the numbers of malformed and of late ones."""
+    def _send(self, start: Offsets, end: Offsets, watermark_ms: Column) -> tuple[int, int, int]:
+        """Write an offset range's dead letters; return how many are malformed, late, and late by other readings."""
         connection = self._flow.options.connection
         records = kafka_range(self._spark, start, end, connection=connection)
         if self.tasks is not None:
             records = records.coalesce(self.tasks)
         found = self._flow.left_out(records, watermark_ms).cache()  # the source is read once; rejected records are few
         try:
-            [(count, late)] = found.select(F.count(F.lit(1)), F.count_if(F.col(ERROR) == LATE)).collect()
+            counts = (F.count_if(F.col(ERROR) == reason) for reason in (LATE, LATE_BY_OTHERS))
+            [(count, late, by_others)] = found.select(F.count(F.lit(1)), *counts).collect()
             if count:
                 topic = self._flow.letters_topic
                 limits = self._flow.limits(topic)
@@ -119,7 +121,7 @@ class RejectScanner:
                 writer.options(**producer_settings(connection, limits)).option("topic", topic).save()
         finally:
             found.unpersist()
-        return count - late, late
+        return count - late - by_others, late, by_others
 
     def _next(self) -> list[Batch]:
         """Return the next finished batches that were not examined, as many as may be examined together.

@@ -19,7 +19,9 @@ from typing import Any
 
 import msgspec
 
+from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.declared import kind_of
+from spark_sinks.failures import told
 from spark_sinks.flow_execution import FlowExecution
 from spark_sinks.job import DRIVER_MB, Flow, JobKind, JobOptions, duration, known_jobs, listen
 from spark_sinks.job_file import JobFileError, is_job_file, read
@@ -212,6 +214,7 @@ def _add_common(parser: argparse.ArgumentParser, *, required: bool) -> None:
     add("--trigger", choices=(MICRO_BATCH, REAL_TIME), default=MICRO_BATCH)
     add("--interval", dest="interval_ms", type=duration, help="of micro-batches (default: one after the other) or of "
         "real-time checkpoints (default: 5m; not below 5s)")  # fmt: skip
+    add("--fresh", action="store_true", help="begin anew: move the checkpoint of an edited job aside")
     add("--starting-offsets", choices=("earliest", "latest"), default="earliest", help="where the first start begins")
     add("--max-offsets-per-trigger", type=int, default=100_000, help="the most records of one micro-batch")
     add("--accept-data-loss", action="store_true", help="continue when Kafka has deleted unread records")
@@ -281,7 +284,7 @@ def main(argv: Sequence[str]) -> int:
             traceback.print_exc()
             if stop.comes():  # and so did the JVM; the checkpoint has what was finished
                 return 0
-            failure = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            failure = told(error)
             console.say(f"{given.job} failed: {failure}" + (f" (see {log_file})" if log_file else ""))
             return 1
         finally:
@@ -362,6 +365,8 @@ def _run_process(
             written.write_bytes(msgspec.json.encode(about))
             written.replace(given.ready_file)
 
+    if given.fresh and (aside := Checkpoint(spark, flow.checkpoint).move_aside()):
+        output.say(f"{kind.name} begins anew; its earlier checkpoint is {aside}")
     try:
         if wait_for_topics(flow, output.say, events):
             totals = run(flow, report=output.report, ready=ready, events=events, say=output.say, metrics=metrics)

@@ -125,6 +125,7 @@ class Broker:
             properties.put(name, str(round(answer_s * 1000)))  # a stop is noticed between two requests
         for name, value in connection.items():
             properties.put(name, value)
+        self.ids: dict[str, str] = {}  # Kafka's id of each topic, as of the last answer
         self._admin = java_class(spark, "org.apache.kafka.clients.admin.AdminClient").create(properties)
 
     def __enter__(self) -> Self:
@@ -171,6 +172,7 @@ class Broker:
         for name in wanted:
             asked.add(name)
         described = self._admin.describeTopics(asked).allTopicNames().get()
+        self.ids |= {name: described.get(name).topicId().toString() for name in wanted}
         return {name: described.get(name).partitions().size() for name in wanted}
 
     def _offsets(self, topics: Collection[str], *, beginnings: bool) -> Offsets:

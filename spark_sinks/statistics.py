@@ -30,6 +30,10 @@ class QueryStatistics(msgspec.Struct, frozen=True):
     ]
     late_rows: Annotated[int, counter("rows that the state dropped as late, as Spark counts them")]
     late: Annotated[int | None, counter("late readings sent to the dead letters")]
+    late_by_others: Annotated[
+        int | None,
+        counter("those among them that were in time at their arrival, so that other readings made them late"),
+    ]
     malformed: Annotated[int | None, counter("malformed records sent to the dead letters")]
     dead_letters: Annotated[int | None, counter("records sent to the dead letters")]
     batch: Annotated[int | None, gauge("number of the newest batch, continued over restarts")]

@@ -191,7 +191,13 @@ BOARDS: Final = (
             "Problems": (
                 Panel(
                     "Dead letters",
-                    ("spark_dead_letters_total", "spark_malformed_total", "spark_late_total", "spark_late_rows_total"),
+                    (
+                        "spark_dead_letters_total",
+                        "spark_malformed_total",
+                        "spark_late_total",
+                        "spark_late_by_others_total",
+                        "spark_late_rows_total",
+                    ),
                 ),
                 Panel("Starts", ("spark_restarts_total",)),
             ),

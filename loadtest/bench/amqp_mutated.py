@@ -25,10 +25,9 @@ from mapping.record import Record
 from protocols.amqp import primitives
 from protocols.amqp.sections import scan
 
-MINUTE: Final = 60_000
 DESTINATIONS: Final = (
     Destination("t", b"t", None, None, "anonymous", gateway_headers("client-1"), partitions=4),
-    Destination("t", b"other", 2, b"key", "ann", (), MINUTE, MINUTE, partitions=4),
+    Destination("t", b"other", 2, b"key", "ann", (), partitions=4),
 )
 SIGNIFICANT: Final = bytes.fromhex(
     "00 01 40 41 42 43 44 45 50 51 52 53 54 55 56 60 61 70 71 72 73 74 75 76 77 78 80 81 82 83 84 98 a0 a1 a3 b0 b1 b3"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 CAPTURED: Final = 1_795_000_000_000
-"""A time (epoch ms) at which no message has expired and every creation-time is recent enough to be used."""
+"""A time (epoch ms) at which no message has expired."""
 
 
 def shapes() -> dict[str, list[bytes]]:

@@ -102,21 +102,19 @@ make_record(Message *message)
 {
     PyObject *to = message->to;
     PyObject *headers = all_headers(message);
-    PyObject *timestamp = message->stamped ? PyLong_FromLongLong(message->timestamp) : Py_NewRef(Py_None);
     PyObject *record = NULL;
-    if (headers && timestamp) {
+    if (headers) {
         PyObject *fields[] = {
             field(to, fields_at.topic),
             message->key ? message->key : field(to, fields_at.key),
             message->value,
             headers,
-            timestamp,
+            Py_None, /* the timestamp is the record's arrival, which the publisher sets */
             field(to, fields_at.partition),
         };
         record = PyObject_Vectorcall(py.record, fields, 6, NULL);
     }
     Py_XDECREF(headers);
-    Py_XDECREF(timestamp);
     return record;
 }
 
@@ -213,7 +211,6 @@ set_up(PyObject *Py_UNUSED(module))
         {"mapping.amqp.body", "JSON_TYPE", &py.json},
         {"mapping.amqp.body", "to_value", &py.to_value},
         {"mapping.amqp.incoming", "to_record", &py.to_record},
-        {"mapping.amqp.incoming", "CREATION_WINDOW_MS", &py.window},
         {"mapping.amqp.fields", "PROPERTIES", &py.properties},
         {"mapping.amqp.fields", "Destination", &py.destination},
         {"mapping.amqp.body", "Body", &py.stored_body},
@@ -225,8 +222,6 @@ set_up(PyObject *Py_UNUSED(module))
         {&py.destination, "key", &fields_at.key},
         {&py.destination, "user", &fields_at.user},
         {&py.destination, "headers", &fields_at.headers},
-        {&py.destination, "before_ms", &fields_at.before},
-        {&py.destination, "after_ms", &fields_at.after},
         {&py.destination, "partitions", &fields_at.partitions},
         {&py.stored_body, "value", &fields_at.value},
         {&py.stored_body, "form", &fields_at.form},

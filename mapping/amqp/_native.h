@@ -28,13 +28,12 @@ struct Constants {
     PyObject *to_value;      /* function: converts a body that is not converted in C */
     PyObject *to_record;     /* function: the reference */
     PyObject *record, *destination, *stored_body; /* the types Record, Destination, Body */
-    PyObject *window;                             /* CREATION_WINDOW_MS */
 };
 extern struct Constants py;
 
 /* Positions of fields of a Destination and a Body. */
 struct Places {
-    Py_ssize_t topic, address, partition, key, user, headers, before, after, partitions;
+    Py_ssize_t topic, address, partition, key, user, headers, partitions;
     Py_ssize_t value, form, exact, is_json;
 };
 extern struct Places fields_at;
@@ -51,8 +50,8 @@ typedef struct {
     PyObject *data, *to; /* bytes; a Destination, which is frozen */
     int64_t now;
     PyObject *key, *value;     /* the key is NULL while the message has none of its own */
-    int64_t expiry, timestamp; /* valid if `expires` or `stamped` is set */
-    int expires, stamped;
+    int64_t expiry; /* valid if `expires` is set */
+    int expires;
     int has_type;   /* whether it has a content-type */
     int exact;      /* whether the sections header is needed */
     int exact_body; /* whether it includes the body */

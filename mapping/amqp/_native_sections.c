@@ -1,4 +1,4 @@
-/* Mapping a message's sections to the record's headers, key, timestamp and value. */
+/* Mapping a message's sections to the record's headers, key and value. */
 #include "mapping/amqp/_native.h"
 
 #define SHORT_HEADER 100 /* bytes; a longer header section is left to the reference, which does not cache it */
@@ -187,23 +187,6 @@ take_annotations(Message *message, const Section *section)
     return place == section->end ? TAKEN : LEFT;
 }
 
-/* Set the record's timestamp from a creation-time, or add a header; see `mapping.amqp.incoming._timestamp`. */
-static Verdict
-take_creation(Message *message, int64_t created)
-{
-    long long before = PyLong_AsLongLong(field(message->to, fields_at.before));
-    long long after = PyLong_AsLongLong(field(message->to, fields_at.after)), window = PyLong_AsLongLong(py.window);
-    if (PyErr_Occurred()) {
-        return FAILED;
-    }
-    if (created >= message->now - (before < window ? before : window) && created - message->now <= after) {
-        message->stamped = 1;
-        message->timestamp = created;
-        return TAKEN;
-    }
-    return put(message, property_name(CREATION), decimal(created));
-}
-
 Verdict
 take_properties(Message *message, const Section *section)
 {
@@ -276,7 +259,7 @@ take_properties(Message *message, const Section *section)
         return LEFT;
     }
     message->exact = 1;
-    return has_created ? take_creation(message, created) : TAKEN;
+    return has_created ? put(message, property_name(CREATION), decimal(created)) : TAKEN;
 }
 
 /* Return the header name of an application property, a new reference; NULL without an error means LEFT. */

@@ -36,7 +36,6 @@ DEFAULT_PRIORITY: Final = 4  # part 3.2.1, and JMS 3.4.10
 KEY_ANNOTATIONS: Final = ("x-opt-bridge.key", "x-opt-partition-key")
 PARTITION_ANNOTATION: Final = "x-opt-bridge.partition"
 DELAY_ANNOTATIONS: Final = ("x-opt-delivery-time", "x-opt-delivery-delay")
-_FOREVER: Final = 2**63 - 1
 
 
 class Unmappable(Exception):  # noqa: N818 - it carries an outcome for the client, not an error in this code
@@ -57,8 +56,6 @@ class Destination(msgspec.Struct, frozen=True):
     key: bytes | None  # for messages without a key of their own
     user: str  # the authenticated name; a message's user-id must equal it
     headers: Headers  # `gw.protocol` and `gw.client`
-    before_ms: int = _FOREVER  # how old a record's timestamp may be in this topic
-    after_ms: int = _FOREVER  # how far in the future a record's timestamp may be in this topic
     partitions: int = 1 << 31  # an explicit partition must be below it; whether it exists is known in Kafka
 
 

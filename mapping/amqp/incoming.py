@@ -7,7 +7,8 @@ optionally with a header that only sets `durable` and with annotations that only
 
 This is the reference, and it runs where no C extension was built: `_native.c` does the same for messages of common
 clients, many times as fast, and leaves all others to this module (`mapping.amqp.mapper`). The mapping is pure: the same
-bytes give the same record, and the time is an argument.
+bytes give the same record, and the time is an argument. A record has no timestamp here: that is its arrival, which the
+publisher sets (docs/adr/0101-arrival-and-watermark.md).
 """
 
 from __future__ import annotations
@@ -53,9 +54,6 @@ from protocols.amqp.sections import (
 __all__ = ["Destination", "Unmappable", "gateway_headers", "recipient", "to_record", "to_records"]
 
 PROTOCOL: Final = b"amqp10"
-CREATION_WINDOW_MS: Final = 24 * 3600 * 1000
-"""How old a creation-time may be to become the record's timestamp: retention counts from there, and must not delete the
-record right after its acknowledgement. An older time is stored in the header `creation-time`."""
 
 
 def gateway_headers(container_id: str) -> Headers:
@@ -115,7 +113,6 @@ def _to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
     body: list[Section] = []
     stored: list[bytes] = []
     key, partition = destination.key, destination.partition
-    timestamp: int | None = None
     own_key = False
     expiry: int | None = None
     footer = b""
@@ -134,7 +131,7 @@ def _to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
             if absolute is not None:
                 expiry = absolute if expiry is None else min(expiry, absolute)
             if created is not None:
-                timestamp = _timestamp(created, headers, destination, now_ms)
+                headers.append((CREATION_TIME, b"%d" % created))
             exact = True
         elif code == HEADER:
             stored.append(data[start:end])
@@ -171,7 +168,7 @@ def _to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
         stored.append(footer)
     if exact or mapped.exact is not None or footer:
         headers.append((AMQP_SECTIONS, b"".join(stored)))
-    return Record(destination.topic, key, mapped.value, tuple(headers), timestamp, partition)
+    return Record(destination.topic, key, mapped.value, tuple(headers), None, partition)
 
 
 def _has_content_type(headers: list[Header]) -> bool:
@@ -187,12 +184,3 @@ def _expiry(expiry: int, now_ms: int) -> Header:
     if expiry <= now_ms:
         raise Unmappable(Outcome.EXPIRED, "the message had expired on arrival")
     return EXPIRY, b"%d" % expiry
-
-
-def _timestamp(created: int, headers: list[Header], destination: Destination, now_ms: int) -> int | None:
-    """Return the record's timestamp for a creation-time (ms), or append a header if it is out of range."""
-    oldest = now_ms - min(destination.before_ms, CREATION_WINDOW_MS)
-    if oldest <= created <= now_ms + destination.after_ms:
-        return created
-    headers.append((CREATION_TIME, b"%d" % created))
-    return None

@@ -78,6 +78,20 @@ class MaxTemperature(Flow):
         super().__init__(spark, options, name=NAME, topics=[options.source], rejects_topic=options.dead_letter)
 
     @property
+    def meaning(self) -> dict[str, str]:
+        """See `Flow`."""
+        return {"--window": f"{self.options.window_ms} ms", "--slide": f"{self.options.slide_ms} ms"}
+
+    @property
+    def window(self) -> Window:
+        """The job's window."""
+        options = self.options
+        length, slide, watermark = (
+            Duration(f"{ms}ms") for ms in (options.window_ms, options.slide_ms, options.watermark_ms)
+        )
+        return Window(length=length, slide=slide, watermark=watermark)
+
+    @property
     def behind_s(self) -> float:
         """See `Flow`."""
         return min(SHORTEST_BEHIND_S, self.options.watermark_ms / 2_000)
@@ -86,16 +100,13 @@ class MaxTemperature(Flow):
         """See `Flow`."""
         options = self.options
         parsed = transforms.parsed(source, interval(options.ahead_ms))
-        return transforms.rejected(parsed, options.window_ms, options.slide_ms, watermark_ms)
+        return transforms.rejected(parsed, self.window, watermark_ms)
 
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `Flow`."""
         options = self.options
         parsed = transforms.parsed(self.stream(trigger, headers=False), interval(options.ahead_ms))
-        length, slide, watermark = (
-            Duration(f"{ms}ms") for ms in (options.window_ms, options.slide_ms, options.watermark_ms)
-        )
-        made = transforms.maxima(results.good(parsed), Window(length=length, slide=slide, watermark=watermark))
+        made = transforms.maxima(results.good(parsed), self.window)
         final = options.emit == FINAL
         made = results.json_records(made, ["sensor"], final=final)
         return self.to_kafka(made, [options.target], trigger, final=final)

@@ -105,6 +105,8 @@ def of_letter(record: Any, *, anywhere: bool) -> Item:
     if ORIGIN_LENGTH in origin:
         raise NotReplayableError(f"its value of {_text(origin[ORIGIN_LENGTH])} bytes was truncated")
     created = next((_number(value) for name, value in rest if name == CREATION_TIME), None)
+    if created is not None:  # a fast clock's record arrived before its dead letter
+        created = min(created, record.timestamp)
     timestamp = _number(origin.get(ORIGIN_TIMESTAMP))
     timestamp = created if timestamp is None else timestamp
     topic, partition, offset = _text(origin.get(names[0])), _number(origin.get(names[1])), _number(origin.get(names[2]))

@@ -94,10 +94,14 @@ class Source(Section):
     schema_id: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     """the schema id required in that header. A value with another id is a dead letter; not set: any id is accepted"""
     time: FieldPath | None = None
-    """the field of the value that has the time of the reading: epoch milliseconds or ISO 8601 (UTC without a zone)"""
+    """the field of the value that has the time of the reading: epoch milliseconds or ISO 8601 (UTC without a zone). A
+    number from 1e9 to 1e10 is epoch seconds"""
     ahead: Duration = Duration("1m")
-    """how far a time may be ahead of the record's arrival. A later one is ignored, because it would close the windows
-    of every other sensor; the next of header `creation-time`, field `time` and Kafka's timestamp is used"""
+    """how far a time may be ahead of the record's arrival (Kafka's timestamp). Up to there the arrival is used instead
+    of it, so that a fast clock never closes the windows of every other sensor; what is further ahead is wrong"""
+    beyond_ahead: Literal["next-clock", "dead-letter"] = "next-clock"
+    """what is done with a time further ahead than that: the next of field `time`, header `creation-time` and arrival is
+    used, or the record becomes a dead letter"""
     dead_letters: TopicName | None = None
     """topic for late readings and records that cannot be decoded, with the reason; required except for an archive"""
 

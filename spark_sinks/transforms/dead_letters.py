@@ -12,6 +12,7 @@ from spark_sinks.records import RAW
 from spark_sinks.transforms.record_size import KAFKA_HEADERS, header, shortened
 
 LATE: Final = "late: every window of the reading was closed"
+LATE_BY_OTHERS: Final = "late: newer readings closed every window of the reading, which was in time at its arrival"
 
 
 def dead_letters(records: DataFrame, limit: int) -> DataFrame:

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812  (PySpark's usual name for 
 from pyspark.sql.types import DoubleType, StringType
 
 from spark_sinks.decode import (
+    AHEAD,
     BAD_TIME,
     BAD_TIMESTAMP,
     LARGEST,
@@ -38,7 +39,6 @@ RESULTS = {
 NOT_READABLE = "the value is neither a number nor a JSON object in UTF-8"
 NO_NUMBER = "temperature is missing or not a finite number"
 NO_SENSOR = "no sensor: neither a record key in UTF-8 nor a field sensor"
-AHEAD = "time is ahead of the record's arrival by more than is allowed"
 
 
 def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
@@ -46,8 +46,8 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
 
     A value is a JSON object with a number `temperature`, or a bare number. The sensor is the record's key,
     else the field `sensor`. The time is the field `time` (epoch milliseconds or ISO 8601, UTC without a zone),
-    else Kafka's timestamp. A time more than `ahead` after Kafka's timestamp is an error: it would advance the
-    watermark so far that the readings of every other sensor became late.
+    else Kafka's timestamp, the arrival; but never later than the arrival, so that one fast clock does not make the
+    readings of every other sensor late. A time more than `ahead` after the arrival is an error.
 
     Args:
         records: the Kafka source's columns, which are kept; headers may be absent.
@@ -82,7 +82,7 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
         )
         .select(
             *own,
-            "sensor", "temperature", "time", "sent",
+            "sensor", "temperature", F.least("time", "timestamp").alias("time"), "sent",
             F.when(~F.coalesce("readable", F.lit(False)), NOT_READABLE)
             .when(F.col("temperature").isNull() | ~F.abs("temperature").between(0.0, LARGEST), NO_NUMBER)
             .when(F.col("sensor").isNull(), NO_SENSOR)
@@ -103,13 +103,12 @@ def maxima(good: DataFrame, window: Window) -> DataFrame:
     return statistics(good, [Term("sensor")], window, RESULTS)
 
 
-def rejected(checked: DataFrame, window_ms: int, slide_ms: int, watermark_ms: Column) -> DataFrame:
+def rejected(checked: DataFrame, window: Window, watermark_ms: Column) -> DataFrame:
     """Return the records from `parsed` that no result counts: malformed, or dropped by Spark as late.
 
     Args:
         checked: the result of `parsed`, with the source's columns.
-        window_ms: length of a window.
-        slide_ms: from one window's start to the next.
+        window: the job's window.
         watermark_ms: the watermark that Spark applied to the record, epoch ms.
     """
-    return with_late(checked, newest_close(window_ms, slide_ms), watermark_ms).select(*RAW, ERROR)
+    return with_late(checked, newest_close(window), watermark_ms, window.watermark.ms).select(*RAW, ERROR)

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_sinks.records import term
 from spark_sinks.spec.parts import Session, Window
 from spark_sinks.spec.values import Aggregate, Term
-from spark_sinks.transforms.dead_letters import LATE
+from spark_sinks.transforms.dead_letters import LATE, LATE_BY_OTHERS
 
 _RANK_ERROR: Final = 10_000
 """The accuracy of percentiles: their rank error is at most 1 in this number."""
@@ -103,27 +103,32 @@ def left_out(checked: DataFrame, window: Window | Session, watermark_ms: Column)
     Returns:
         the source's columns, and the reason in `error`.
     """
-    if isinstance(window, Session):
-        closes = F.unix_millis("time") + window.gap.ms
-    else:
-        closes = newest_close(window.length.ms, (window.slide or window.length).ms)
-    return with_late(checked, closes, watermark_ms).select("record.*", "error")
+    closes = F.unix_millis("time") + window.gap.ms if isinstance(window, Session) else newest_close(window)
+    return with_late(checked, closes, watermark_ms, window.watermark.ms).select("record.*", "error")
 
 
-def newest_close(length_ms: int, slide_ms: int) -> Column:
+def newest_close(window: Window) -> Column:
     """Return when (epoch ms) the newest window of a reading closes.
 
-    It starts at the last multiple of `slide_ms` that is not after the reading.
+    It starts at the last multiple of the slide that is not after the reading.
     """
     at = F.unix_millis("time")  # `window` would drop records without a time
-    return at - F.pmod(at, F.lit(slide_ms)) + length_ms
+    return at - F.pmod(at, F.lit((window.slide or window.length).ms)) + window.length.ms
 
 
-def with_late(checked: DataFrame, closes: Column, watermark_ms: Column) -> DataFrame:
-    """Return the bad records and the late ones, with the reason in `error`: late if all its windows were closed."""
-    return checked.withColumn("error", F.coalesce("error", F.when(closes <= watermark_ms, LATE))).where(
-        F.col("error").isNotNull()
-    )
+def with_late(checked: DataFrame, closes: Column, watermark_ms: Column, delay_ms: int) -> DataFrame:
+    """Return the bad records and the late ones, with the reason in `error`: late if all its windows were closed.
+
+    Args:
+        checked: readings with `timestamp` (their arrival) and `error`.
+        closes: when (epoch ms) the newest window of a reading closes.
+        watermark_ms: the watermark that Spark applied to the record, epoch ms.
+        delay_ms: how late a reading may be. One that was later than this at its own arrival is late by itself; any
+            other would have counted, had no later reading come before it.
+    """
+    by_itself = closes <= F.unix_millis("timestamp") - delay_ms
+    late = F.when(closes <= watermark_ms, F.when(by_itself, LATE).otherwise(LATE_BY_OTHERS))
+    return checked.withColumn("error", F.coalesce("error", late)).where(F.col("error").isNotNull())
 
 
 def _grouped(

@@ -96,6 +96,7 @@ class RunningJob:
     def __init__(self, spark: SparkSession, options: Declared | MaxTemperatureOptions) -> None:
         self.progress: list[Progress] = []
         self.examined: list[Examined] = []
+        self.said: list[str] = []
         self._events: SimpleQueue[runner.Event] = SimpleQueue()
         self._ready = asyncio.Event()
         job = flow_of(spark, options)
@@ -108,6 +109,7 @@ class RunningJob:
                 report=lambda item: (self.progress if isinstance(item, Progress) else self.examined).append(item),
                 ready=lambda: loop.call_soon_threadsafe(self._ready.set),
                 events=self._events,
+                say=self.said.append,
             ),
         )
 

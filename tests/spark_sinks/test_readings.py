@@ -81,16 +81,53 @@ def test_the_time_is_the_first_available_one_that_is_not_ahead(spark: SparkSessi
         return Sent(b'{"v": 1, "at": {"t": %s}}' % str(time).encode(), headers=headers)
 
     sent = [
-        reading(own, header), reading(own), reading("null"), reading(own, ahead), reading(ahead), reading(ahead, ahead),
+        reading(own, header), reading(own), reading("null", header), reading(own, ahead), reading(ahead),
+        reading(ahead, ahead),
         reading(ARRIVAL_MS + 60_000), reading('"2023-11-14T22:13:20Z"'),
         reading('"noon"'), reading(-1), reading('"noon"', header), Sent(b'{"v": 1}', headers=[("creation-time", b"x")]),
     ]  # fmt: skip
     rows = read(spark, sent, columns={"v": "long"}, time="at.t")
     assert [row.time_ms for row in rows] == [
-        header, own, ARRIVAL_MS, own, ARRIVAL_MS, ARRIVAL_MS, ARRIVAL_MS + 60_000, 1_700_000_000_000,
+        own, own, header, own, ARRIVAL_MS, ARRIVAL_MS, ARRIVAL_MS, 1_700_000_000_000,
         ARRIVAL_MS, ARRIVAL_MS, header, ARRIVAL_MS,
     ]  # fmt: skip
     assert [row.error for row in rows] == [None] * 8 + [decode.BAD_TIME] * 3 + [None]
+    strict = read(spark, sent, columns={"v": "long"}, time="at.t", beyond_ahead="dead-letter")
+    assert [row.error for row in strict[:7]] == [*[None] * 4, decode.AHEAD, decode.AHEAD, None]
+    assert [row.time_ms for row in strict[:7]] == [row.time_ms for row in rows[:7]]
+
+
+@pytest.mark.parametrize("decoder", ["json", "senml"])
+def test_no_time_is_later_than_its_arrival(spark: SparkSession, decoder: str) -> None:
+    """Whatever a sender says: in the value, in a header, or in both."""
+    rng = random.Random(11)
+    near = (-1, 0, 1, 59_999, 60_000, 60_001, 600_000)
+
+    def some() -> int:
+        return rng.choice([ARRIVAL_MS + rng.choice(near), rng.randrange(10 ** rng.randint(1, 14))])
+
+    sent = []
+    for _ in range(200):
+        headers: Headers = [("creation-time", b"%d" % some())] * rng.randint(0, 1)
+        own = some()
+        value = {"v": 1, "t": own} if decoder == "json" else [{"n": "a", "v": 1, "t": own / 1000}]
+        sent.append(Sent(json.dumps(value).encode(), headers=headers))
+    columns: dict[str, Any] = {"v": "double"} if decoder == "json" else {"load": {"field": "v"}}
+    given = {"time": "t"} if decoder == "json" else {}
+    rows = read(spark, sent, decode=decoder, columns=columns, **given)
+    assert len(rows) == len(sent)
+    assert max(row.time_ms for row in rows) == ARRIVAL_MS
+    assert sum(row.error is None for row in rows) > len(sent) // 2
+
+
+def test_epoch_seconds_are_read_as_what_they_are(spark: SparkSession) -> None:
+    texts = ("1700000000", "1700000000.1", "1.7e9", '"1700000000"', "999999999", "10000000000", "1700000000000")
+    rows = read(spark, [Sent(b'{"v": 1, "t": %s}' % text.encode()) for text in texts], columns={"v": "long"}, time="t")
+    assert [row.time_ms for row in rows] == [
+        1_700_000_000_000, 1_700_000_000_100, 1_700_000_000_000, 1_700_000_000_000, 999_999_999, 10_000_000_000,
+        1_700_000_000_000,
+    ]  # fmt: skip
+    assert [row.error for row in rows] == [None] * len(texts)
 
 
 def test_json_columns(spark: SparkSession) -> None:

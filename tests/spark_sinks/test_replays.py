@@ -71,6 +71,13 @@ def test_letters_of_the_gateway_are_restored() -> None:
     assert (item.topic, item.partition, item.offset, item.headers) == ("t", 2, 17, was.headers)
 
 
+@pytest.mark.parametrize(("created", "expected"), [(START_MS - 5, START_MS - 5), (START_MS + 600_000, START_MS)])
+def test_a_fast_clock_gives_no_replayed_record_a_later_time_than_its_dead_letter(created: int, expected: int) -> None:
+    was = Received("t", b"k", b"v", (("creation-time", b"%d" % created),), START_MS, 2, 17)
+    letter = dead_letter(was, "dlq", Cause("group", 3, "rejected"))
+    assert of_letter(letter_of(letter.headers, timestamp=START_MS), anywhere=False).timestamp == expected
+
+
 def test_letters_that_are_truncated_or_of_internal_topics_are_not_replayable() -> None:
     origin = [("error", b""), ("origin.topic", b"t"), ("origin.partition", b"3"), ("origin.offset", b"4")]
     with pytest.raises(NotReplayableError, match="of 77 bytes was truncated"):

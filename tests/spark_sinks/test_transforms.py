@@ -62,14 +62,12 @@ GOOD = {
     "time with a fraction": Good(b"k", b'{"temperature": 1, "time": 1700000000000.7}', "k", 1.0, 1_700_000_000_000),
     "time zero": Good(b"k", b'{"temperature": 1, "time": 0}', "k", 1.0, 0),
     "ISO, UTC": Good(b"k", b'{"temperature": 1, "time": "2023-11-14T22:13:20Z"}', "k", 1.0, 1_700_000_000_000),
-    "ISO, zone": Good(b"k", b'{"temperature": 1, "time": "2023-11-14T23:13:20.5+01:00"}', "k", 1.0, 1_700_000_000_500),
+    "ISO, zone": Good(b"k", b'{"temperature": 1, "time": "2023-11-14T23:13:20.1+01:00"}', "k", 1.0, 1_700_000_000_100),
     "ISO, no zone is UTC": Good(
         b"k", b'{"temperature": 1, "time": "2023-11-14 22:13:20"}', "k", 1.0, 1_700_000_000_000
     ),
     "time null": Good(b"k", b'{"temperature": 1, "time": null}', "k", 1.0),
-    "just tolerably ahead": Good(
-        b"k", b'{"temperature": 1, "time": %d}' % (ARRIVAL_MS + 60_000), "k", 1.0, ARRIVAL_MS + 60_000
-    ),
+    "just tolerably ahead": Good(b"k", b'{"temperature": 1, "time": %d}' % (ARRIVAL_MS + 60_000), "k", 1.0),
     "sent": Good(b"k", b'{"temperature": 1, "sent": 1700000000001}', "k", 1.0, ARRIVAL_MS, 1_700_000_000_001),
     "sent unusable": Good(b"k", b'{"temperature": 1, "sent": "yesterday"}', "k", 1.0),
     "other fields": Good(b"k", b'{"id": {"n": [1, 2]}, "temperature": 1, "unit": "C"}', "k", 1.0),
@@ -235,7 +233,7 @@ def test_result_records(spark: SparkSession) -> None:
 
 def letters(source: DataFrame, watermark_ms: int = 0) -> DataFrame:
     checked = transforms.parsed(source)
-    return dead_letters.dead_letters(transforms.rejected(checked, 5_000, 1_000, F.lit(watermark_ms)), 500_000)
+    return dead_letters.dead_letters(transforms.rejected(checked, window(5_000, 1_000), F.lit(watermark_ms)), 500_000)
 
 
 def test_dead_letter_keeps_the_record_with_reason_and_origin(spark: SparkSession) -> None:
@@ -284,7 +282,7 @@ def test_a_reading_is_late_if_all_its_windows_are_closed(
     ]
     values = [(b"k", b'{"temperature": 1, "time": %d}' % time) for time in times]
     checked = transforms.parsed(records(spark, values))
-    rows = transforms.rejected(checked, window_ms, slide_ms, F.lit(watermark)).collect()
+    rows = transforms.rejected(checked, window(window_ms, slide_ms), F.lit(watermark)).collect()
     expected = {
         offset
         for offset, time in enumerate(times)

@@ -146,8 +146,6 @@ class Peer(abc.ABC):
             key=parsed.key,
             user=self._identity.name,
             headers=gateway_headers(self.container_id),
-            before_ms=info.before_ms,
-            after_ms=info.after_ms,
         )
 
     def wrote(self, size: int) -> None:

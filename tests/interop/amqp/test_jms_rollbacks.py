@@ -13,7 +13,7 @@ from tests.interop.amqp.conftest import NewJms
 from tests.interop.amqp.jms import bodies
 
 MESSAGES = 200
-LIMIT_S = 12  # Artemis 2.56 takes 6 s on the same machine
+LIMIT_S = 60  # alone it takes 3 s; with a back-off for each release it takes minutes
 
 
 @pytest.mark.parametrize("groups", [0, 5], ids=["no group", "5 groups"])

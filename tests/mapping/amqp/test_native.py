@@ -17,7 +17,7 @@ from loadtest.clients.amqp_messages import FORMS, encodings, jms_text, many_keys
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp import incoming, outgoing
 from mapping.amqp._native import from_records, to_record, to_records
-from mapping.amqp.incoming import CREATION_WINDOW_MS, Destination, gateway_headers
+from mapping.amqp.incoming import Destination, gateway_headers
 from mapping.record import Received, Record
 from protocols.amqp import primitives
 from tests.support.amqp_messages import messages_of, section
@@ -82,7 +82,7 @@ def test_thousands_of_mutations_give_the_same_result() -> None:
 
 NAMED = [primitives.symbol(name) for name in ("x-opt-bridge.key", "x-opt-partition-key", "x-opt-bridge.partition")]
 GIVEN = [primitives.string("one"), primitives.binary(b"two"), primitives.NULL, primitives.integer(2)]
-NEAR = [base + step for base in (0, 60_000, -60_000, CREATION_WINDOW_MS, -CREATION_WINDOW_MS) for step in (-1, 0, 1)]
+NEAR = [base + step for base in (0, 60_000, -60_000, -CAPTURED, 2**63 - 2 - CAPTURED) for step in (-1, 0, 1)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 33])
@@ -95,7 +95,7 @@ def test_many_data_sections_give_the_same_result(count: int) -> None:
 
 
 def test_keys_and_times_at_their_limits_give_the_same_result() -> None:
-    """Several key annotations in any order, and timestamps at the limits of a topic."""
+    """Several key annotations in any order, and times near the present and at the limits of the type."""
     data = section(0x75, primitives.binary(b"value"))
     messages = [
         section(0x72, primitives.map_of([first, one, second, other])) + data
