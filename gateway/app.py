@@ -68,6 +68,8 @@ from gateway.security.tenants import Tenants
 from gateway.security.throttle import peer_of
 from gateway.security.variables import check_logins
 from gateway.spawn import Tasks, on_loop_error
+from gateway.version import statistics as build_statistics
+from gateway.version import version
 from mapping.rules import RuleError
 
 log = structlog.get_logger(__name__)
@@ -211,7 +213,9 @@ class App:
         assert task is not None
         try:
             await self._start(stack)
-            self._served = not self._stop.is_set()
+            if self._stop.is_set():
+                return
+            self._served = True
             log.info("ready", **{listener.name: listener.bound for listener in self._listeners})
         except asyncio.CancelledError:
             if not self._stop.is_set():
@@ -225,6 +229,7 @@ class App:
         config = self._config
         loop = asyncio.get_running_loop()
         descriptors.watch(self._tasks.spawn)
+        log.info("starting", version=version())
         log.info("native code", in_use=not native.why_not(), reason=native.why_not() or None)
         for warning in check_exposure(config):
             log.warning("exposed", detail=warning)
@@ -255,6 +260,7 @@ class App:
         metrics.add_source("collector", collector.statistics)
         metrics.add_source("failures", failures.statistics)
         metrics.add_source("native", native.statistics)
+        metrics.add_source("build", build_statistics)
         metrics.add_source("kafka_login", logins.statistics)
         metrics.add_source("unreadable", unreadable.statistics)
         metrics.add_source("descriptors", descriptors.statistics)
@@ -369,7 +375,7 @@ class App:
         stopping = self._stop.is_set()
         ready = self._can_serve and all(listeners.values()) and not stopping and NEEDED.isdisjoint(retrying)
         details = {"kafka": kafka, "state": state, "listeners": listeners, "stopping": stopping}
-        more: dict[str, Any] = {"kafka_acls": self._security.acls.problem}
+        more: dict[str, Any] = {"version": version(), "kafka_acls": self._security.acls.problem}
         more |= {"kafka_login": logins.problem, "retrying": list(retrying), "open_files_used_up": descriptors.paused}
         return ready, details | more
 

@@ -14,6 +14,7 @@ import typer
 
 from gateway.commands import operating
 from gateway.commands.common import FAILED, NOT_STARTED, ConfigFile, fail, read_config, read_password, without_secrets
+from gateway.version import version
 
 if TYPE_CHECKING:
     from gateway.embedded.java import Java
@@ -29,6 +30,22 @@ spark_app = typer.Typer(help="Spark jobs on the topics.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(spark_app, name="spark")
 operating.add_to(app)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"trivium {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """MQTT 5, AMQP 1.0 and HTTP into Apache Kafka and back."""
+
 
 Listen = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on; port 0: any free port.")]
 

@@ -111,6 +111,7 @@ BOARDS: Final = (
                 Panel("Open files", ("process_open_fds", "descriptors_limit")),
                 Panel("Event loop delay", ("event_loop_worst_lag_seconds", "event_loop_lag_seconds")),
                 Panel("Unexpected failures", ("failures_contained_total",), ("place",)),
+                Panel("Versions", ("build_info",), ("version",)),
             ),
         },
     ),

@@ -57,6 +57,7 @@ from gateway.security.group_names import GroupNamesStatistics
 from gateway.security.tenants import TenantsStatistics
 from gateway.settings.limits import LimitRule
 from gateway.settings.listeners import ListenerConfig, TlsConfig
+from gateway.version import Build
 from spark_sinks.spec import audit, backfill, jobs, parts, replays
 from spark_sinks.spec.values import AGGREGATES
 from spark_sinks.statistics import QueryStatistics
@@ -102,6 +103,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "presence": PresenceStatistics,
     },
     "The process": {
+        "build": Build,
         "event_loop": LagStatistics,
         "collector": CollectorStatistics,
         "failures": FailureStatistics,

@@ -31,6 +31,7 @@ from gateway.security import throttle
 from gateway.security.credentials import name_and_password
 from gateway.security.fair_queue import Busy
 from gateway.security.origins import Hosts, Origins
+from gateway.version import version
 
 JSON: Final = "application/json"
 SHUTDOWN_S: Final = 1.0
@@ -202,7 +203,8 @@ class Management:
         return await handler(request)
 
     async def _healthy(self, request: web.Request) -> web.Response:
-        return web.Response(body=b'{"healthy":true}', content_type=JSON)
+        body = {"healthy": True} if self._guarded else {"healthy": True, "version": version()}
+        return web.Response(body=msgspec.json.encode(body), content_type=JSON)
 
     async def _is_ready(self, request: web.Request) -> web.Response:
         ready, details = self._ready()

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 import structlog
 
 from gateway.config import ConfigError, ObserveConfig
+from gateway.version import version
 from mapping.record import TRACEPARENT, TRACESTATE, Headers
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def make_tracing(config: ObserveConfig, environment: Mapping[str, str] = os.envi
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
     named = "OTEL_SERVICE_NAME" in environment or "service.name=" in environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    resource = Resource.create({} if named else {"service.name": SERVICE})
+    resource = Resource.create({"service.version": version()} | ({} if named else {"service.name": SERVICE}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     address = None if endpoint is None else _traces_url(endpoint)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=address)))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import json
 import os
+import platform
 import re
 import signal
 import sys
@@ -152,6 +154,11 @@ class Trio:
 STORED = (0, "ACCEPTED", 200)
 
 
+def test_the_command_says_its_version() -> None:
+    said = CliRunner().invoke(app, ["--version"])
+    assert (said.exit_code, said.output) == (0, f"trivium {importlib.metadata.version('trivium')}\n")
+
+
 # with the embedded broker
 
 
@@ -167,7 +174,14 @@ async def test_the_embedded_broker_from_start_to_crash(
     assert ready["pid"] == gateway.pid
     assert running_in(tmp_path) == [ready["kafka_pid"]]
 
-    assert await get(gateway, "/healthy") == (200, '{"healthy":true}')
+    version = importlib.metadata.version("trivium")
+    assert await get(gateway, "/healthy") == (200, f'{{"healthy":true,"version":"{version}"}}')
+    assert json.loads((await get(gateway, "/ready"))[1])["version"] == version
+    assert (
+        f'trivium_build_info{{python="{platform.python_version()}",version="{version}"}} 1.0'
+        in (await get(gateway, "/metrics"))[1]
+    )
+    assert f"version={version}" in gateway.log.read_text().splitlines()[0]
     status, text = await get(gateway, "/ready")
     assert (status, json.loads(text)["ready"]) == (200, True)
 

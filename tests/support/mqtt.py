@@ -119,6 +119,12 @@ class RawClient:
         """CONNACK's properties."""
         return self.connack.properties or NONE
 
+    @property
+    def local(self) -> tuple[str, int]:
+        """Our end's address and port."""
+        name: tuple[str, int] = self._writer.get_extra_info("sockname")
+        return name
+
     def send(self, packet: packets.Packet) -> None:
         """Send a packet."""
         self.send_bytes(encode_packet(packet, self.version))

@@ -104,7 +104,14 @@ class Client(ClientPort):
             elif kind is ConnectionFailed:
                 self._counters.failed_connections += 1
                 self._ended = (int(event.code, 16) if event.code else None, event.reason)
-                log.info("connection failed", client=self.client_id, reason=event.reason, code=event.code)
+                assert self._pump is not None
+                log.info(
+                    "connection failed",
+                    client=self.client_id,
+                    peer=self._pump.peer,
+                    reason=event.reason,
+                    code=event.code,
+                )
                 self._leave(with_will=True)
         self._feed()
         return None

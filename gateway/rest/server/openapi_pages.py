@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import importlib.resources
 from typing import Any, Final
 
@@ -15,6 +13,7 @@ from gateway.net.http_server import SERVER
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
+from gateway.version import version
 from protocols.rest.contract import Contract, assemble
 from protocols.rest.errors import not_found
 from protocols.rest.forwarded import encoded
@@ -134,15 +133,6 @@ def _preferred(call: Call) -> str:
     """
     offered = call.operation.success_media()
     return preferred(call.request.headers.get("Accept"), offered) or offered[0]
-
-
-@functools.cache  # the look-up reads files
-def version() -> str:
-    """Return the package's version; "0" when run from a checkout that is not installed."""
-    try:
-        return importlib.metadata.version("trivium")
-    except importlib.metadata.PackageNotFoundError:
-        return "0"
 
 
 def _as_yaml(document: dict[str, Any]) -> bytes:
