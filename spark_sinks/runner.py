@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from spark_sinks import lost_jvm
 from spark_sinks.declared import kind_of
 from spark_sinks.flow_execution import FlowExecution
 from spark_sinks.job import DRIVER_MB, Flow, JobKind, JobOptions, duration, known_jobs, listen
@@ -274,6 +275,7 @@ def main(argv: Sequence[str]) -> int:
             log_file = Path(options.checkpoint) / "spark.log"
         if log_file is not None:
             console.divert(log_file)
+        log_size = 0 if log_file is None else log_file.stat().st_size
         failure: str | None = None
         try:
             _run_process(given, kind, options, console, metrics, stop=stop)
@@ -281,7 +283,9 @@ def main(argv: Sequence[str]) -> int:
             traceback.print_exc()
             if stop.comes():  # and so did the JVM; the checkpoint has what was finished
                 return 0
-            failure = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            failure = lost_jvm.reason(error, log_file, log_size) or next(
+                (line for line in str(error).splitlines() if line.strip()), type(error).__name__
+            )
             console.say(f"{given.job} failed: {failure}" + (f" (see {log_file})" if log_file else ""))
             return 1
         finally:
