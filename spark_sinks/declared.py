@@ -22,10 +22,11 @@ from spark_sinks.archive.lake import table_of
 from spark_sinks.archive.parquet import Archive
 from spark_sinks.archive.rows import checkpoint_id, rows
 from spark_sinks.checkpoint import Checkpoint
-from spark_sinks.job import SHORTEST_BEHIND_S, Flow, JobKind, JobOptions
+from spark_sinks.job import LIMITS_S, SHORTEST_BEHIND_S, Flow, JobKind, JobOptions
 from spark_sinks.job_file import JobFile
 from spark_sinks.plan import stateful_steps
 from spark_sinks.records import records, term
+from spark_sinks.sources import Broker
 from spark_sinks.spec import jobs as spec
 from spark_sinks.spec.parts import ArchiveSink, Session, Window
 from spark_sinks.spec.values import Term
@@ -35,6 +36,8 @@ from spark_sinks.triggers import REAL_TIME, Trigger
 
 REGISTRY_MS: Final = 10_000
 """How often a registry's topic is read in real time, unless the job file sets an interval."""
+BATCH_BYTES: Final = 64 << 20
+"""About the most bytes, as stored in the log, of a batch that passes the driver's memory."""
 NO_DATA_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 SEVERAL_STEPS: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
 """Whether each stateful step has a watermark of its own. With one for all, a step drops as late what the step before it
@@ -311,6 +314,8 @@ class ToArchive(DeclaredJob):
     def start(self, trigger: Trigger) -> StreamingQuery:
         """See `Flow`; ArchiveError if the archive belongs to another job."""
         declared = self.declared
+        if declared.sink.format != "parquet":
+            trigger = replace(trigger, most=self._most(trigger))
         writer = (
             rows(self.readings(trigger), declared.source)
             .writeStream.queryName(self.name)
@@ -318,6 +323,13 @@ class ToArchive(DeclaredJob):
             .foreachBatch(self._writing(declared.sink))
         )
         return trigger.start(writer)
+
+    def _most(self, trigger: Trigger) -> int:
+        """Return the most records of a batch, which passes the driver's memory; of large records fewer."""
+        most: int = self.options.max_offsets_per_trigger if trigger.most is None else trigger.most
+        with Broker(self.spark, self.options.connection, LIMITS_S) as broker:
+            size = broker.record_bytes(self.topics)
+        return most if size is None else min(most, max(1, int(BATCH_BYTES / size)))
 
     def _writing(self, sink: ArchiveSink) -> Callable[[DataFrame, int], None]:
         """Claim the archive for this checkpoint, and return the function that adds a batch of `rows`."""

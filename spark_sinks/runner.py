@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from spark_sinks import lost_jvm
 from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.declared import kind_of
 from spark_sinks.failures import told
@@ -277,6 +278,7 @@ def main(argv: Sequence[str]) -> int:
             log_file = Path(options.checkpoint) / "spark.log"
         if log_file is not None:
             console.divert(log_file)
+        log_size = 0 if log_file is None else log_file.stat().st_size
         failure: str | None = None
         try:
             _run_process(given, kind, options, console, metrics, stop=stop)
@@ -284,7 +286,7 @@ def main(argv: Sequence[str]) -> int:
             traceback.print_exc()
             if stop.comes():  # and so did the JVM; the checkpoint has what was finished
                 return 0
-            failure = told(error)
+            failure = lost_jvm.reason(error, log_file, log_size) or told(error)
             console.say(f"{given.job} failed: {failure}" + (f" (see {log_file})" if log_file else ""))
             return 1
         finally:

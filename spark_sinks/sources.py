@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from spark_sinks.java import java_class
-from spark_sinks.progress import Offsets
+from spark_sinks.progress import Offsets, offsets_sum
 
 _LATER = "org.apache.kafka.common.errors.RetriableException"  # no answer yet
 _DENIED = "org.apache.kafka.common.errors.AuthorizationException"
@@ -148,6 +148,36 @@ class Broker:
         It is Kafka's default for a topic that does not exist, or whose configuration may not be read.
         """
         return self._ask(lambda: self._limits(topics))
+
+    def record_bytes(self, topics: Collection[str]) -> float | None:
+        """Return the mean size of a record in the log of these topics, as stored there.
+
+        None if there is no record, the directories of the log may not be asked for, or Kafka does not answer in time.
+        """
+        return self._ask(lambda: self._record_bytes(topics))
+
+    def _record_bytes(self, topics: Collection[str]) -> float | None:
+        ends, begins = (self._offsets(topics, beginnings=beginnings) for beginnings in (False, True))
+        brokers = self._list()
+        for node in self._admin.describeCluster().nodes().get().toArray():
+            brokers.add(node.id())
+        try:
+            directories = self._admin.describeLogDirs(brokers).allDescriptions().get()
+        except Py4JJavaError as error:
+            if _caused_by(error, _DENIED):
+                return None
+            raise
+        sizes: dict[tuple[str, str], int] = {}
+        for of_broker in directories.values():
+            for directory in of_broker.values():
+                replicas = directory.replicaInfos()
+                for topic, partitions in ends.items():
+                    for partition in partitions:
+                        replica = replicas.get(self._place(topic, int(partition)))
+                        if replica is not None:
+                            sizes[topic, partition] = max(replica.size(), sizes.get((topic, partition), 0))
+        records = offsets_sum(ends) - offsets_sum(begins)
+        return sum(sizes.values()) / records if records > 0 else None
 
     def _limits(self, topics: Collection[str]) -> dict[str, int]:
         known = self._partitions(topics)

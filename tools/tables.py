@@ -61,6 +61,7 @@ from gateway.version import Build
 from spark_sinks.spec import audit, backfill, jobs, parts, replays
 from spark_sinks.spec.values import AGGREGATES
 from spark_sinks.statistics import QueryStatistics
+from tools import spark_manifests
 
 ROOT: Final = Path(__file__).parents[1]
 CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
@@ -327,6 +328,7 @@ def pages() -> Iterator[tuple[Path, str]]:
         for place, name, table in PLACES:
             page = replace(page, name, table()) if place == path else page
         yield path, page
+    yield from spark_manifests.pages()
 
 
 def main() -> None:

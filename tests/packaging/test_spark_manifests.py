@@ -9,11 +9,19 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.embedded.jars import locked_jars
 from spark_sinks import runner, submit
 from spark_sinks.job_file import read
 
-HERE = Path(__file__).parents[2] / "deploy" / "spark"
-CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version('pyspark')}"
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "deploy" / "spark"
+LOCKED = [
+    f"{jar.group}:{jar.artifact}:{jar.version}"
+    for name in ("spark-sql-kafka-0-10_2.13", "spark-avro_2.13")
+    for jar in locked_jars("spark")
+    if jar.artifact == name
+]
+"""What a job needs and Spark's distribution lacks, in the versions that the product runs with."""
 
 
 def manifests(name: str) -> dict[str, Any]:
@@ -67,7 +75,7 @@ def test_the_operators_job(job: Path) -> None:
     spec = application["spec"]
     assert application["apiVersion"] == "sparkoperator.k8s.io/v1beta2"
     assert (spec["type"], spec["mode"], spec["sparkVersion"]) == ("Python", "cluster", version("pyspark"))
-    assert spec["deps"]["packages"] == [CONNECTOR]
+    assert spec["deps"]["packages"] == LOCKED
     assert spec["mainApplicationFile"] == "local:///opt/trivium/trivium_job.py"
     assert mounts(spec["volumes"], spec["driver"]["volumeMounts"]) == EVERYTHING
     assert mounts(spec["volumes"], spec["executor"]["volumeMounts"]) == {"trivium-checkpoints": "/checkpoints"}
@@ -82,7 +90,7 @@ def test_the_plain_spark_submit(job: Path) -> None:
     told = [argument.removeprefix("--").partition("=") for argument in driver["args"][:main]]
     conf = dict(value.split("=", 1) for name, _, value in told if name == "conf")
     options = {name: value for name, _, value in told if name != "conf"}
-    assert (options["deploy-mode"], options["packages"]) == ("client", CONNECTOR)
+    assert (options["deploy-mode"], options["packages"].split(",")) == ("client", LOCKED)
     ports = {str(port["port"]) for port in found["Service"]["spec"]["ports"]}
     assert {conf["spark.driver.port"], conf["spark.driver.blockManager.port"], "9101"} == ports
     assert conf["spark.driver.host"] == found["Service"]["metadata"]["name"]
@@ -94,3 +102,18 @@ def test_the_plain_spark_submit(job: Path) -> None:
 
 def test_the_program_is_that_of_submit() -> None:
     assert (HERE / "trivium_job.py").read_text(encoding="utf-8").endswith(submit.MAIN)
+
+
+def test_the_images_python_is_built_for_its_own_libraries() -> None:
+    text = (HERE / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    assert {line[1] for line in lines if line[0] == "FROM"} == {"${SPARK}"}, "one C library"
+    [image] = [line[1] for line in lines if line[0] == "ARG"]
+    assert image == f"SPARK=apache/spark:{version('pyspark')}-java17"
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    for line in lines:
+        if line[0] == "COPY" and not line[1].startswith("--from"):
+            for source in line[1:-1]:
+                assert (ROOT / source).exists()
+                assert any((ROOT / source).match(f"{ROOT}/{kept[1:]}") for kept in ignored if kept[0] == "!"), source
+    assert "'.[spark,lake]'" in text

@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaProducer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sinks import flow_execution
+from spark_sinks import declared, flow_execution
 from spark_sinks.batch_size import LEAST, TOO_LONG, WORTH, BatchSize
 from spark_sinks.declared import Options
 from spark_sinks.job_file import read
@@ -121,3 +121,20 @@ async def test_the_batches_of_a_slow_job_with_a_backlog_become_smaller_and_lose_
     assert any(size < 500 for size in sizes[2:4]), sizes
     results = await read_until(target, lambda records: len({one.key for one in records}) == len(keys), 180)
     assert {one.key for one in results} == keys
+
+
+async def test_batches_of_a_table_are_bounded_by_bytes_from_the_first_one(
+    *, run_once: Any, declare: Any, new_topic: Any, producer: AIOKafkaProducer, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(declared, "BATCH_BYTES", 1_000_000)
+    source = await new_topic(partitions=1)
+    for _ in range(60):
+        await producer.send(source, b"x" * 50_000)
+    await producer.flush()
+    options = declare(
+        f'job = "archive"\nsource = {{ topics = ["{source}"], decode = "none" }}\n'
+        f'sink = {{ archive = "{tmp_path}/lake", format = "delta" }}\nrun = {{ checkpoint = "CHECKPOINT" }}\n'
+    )
+    batches = await run_once(options)
+    assert [one.rows for one in batches if one.rows] == [19, 19, 19, 3]

@@ -246,3 +246,18 @@ async def test_a_stop_of_its_process_group_or_of_every_process_is_a_clean_end(
     _, err = await job.process.communicate()
     assert (job.process.returncode, err) == (0, b"")
     await job.wait_gone()
+
+
+@pytest.mark.spark
+async def test_a_job_without_its_jvm_says_so(job_process: Start, new_topic: Any) -> None:
+    source, target, dead = await new_topic(partitions=1), await new_topic(partitions=1), await new_topic(partitions=1)
+    job = job_process(f"--source={source}", f"--target={target}", f"--dead-letter={dead}")
+    await job.start()
+    await job.wait_ready()
+    pid = json.loads(job.ready_file.read_bytes())["pid"]
+    for process in await job.both():
+        if process != pid:
+            os.kill(process, signal.SIGKILL)
+    _, err = await job.process.communicate()
+    assert job.process.returncode == 1
+    assert b"failed: its JVM has ended" in err.splitlines()[-1]
