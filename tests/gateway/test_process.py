@@ -181,7 +181,8 @@ async def test_the_embedded_broker_from_start_to_crash(
         f'trivium_build_info{{python="{platform.python_version()}",version="{version}"}} 1.0'
         in (await get(gateway, "/metrics"))[1]
     )
-    assert f"version={version}" in gateway.log.read_text().splitlines()[0]
+    first = json.loads(gateway.log.read_text().splitlines()[0])
+    assert (first["event"], first["version"]) == ("starting", version)
     status, text = await get(gateway, "/ready")
     assert (status, json.loads(text)["ready"]) == (200, True)
 

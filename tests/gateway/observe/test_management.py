@@ -205,7 +205,7 @@ async def test_bytes_that_are_not_http_are_answered_and_not_logged(
     reader, writer = await asyncio.open_connection("127.0.0.1", management.port)
     writer.write(b"GET /healthy HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
-    await reader.readuntil(b'"healthy":true}')
+    await reader.readuntil(b'"}')
     writer.write(request_bytes)
     assert (await reader.readuntil(b"\r\n")).startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
     writer.close()
