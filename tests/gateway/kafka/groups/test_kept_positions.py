@@ -28,9 +28,7 @@ async def test_positions_outlive_kafkas_retention_of_offsets(new_broker: Any, tm
     """A native group's commit is forgotten; a durable AMQP and a shared MQTT subscription go on where they were."""
     broker = new_broker(settings=FORGETFUL)
     await broker.start()
-    gateway = await GatewayProcess(
-        tmp_path, broker.bootstrap_servers, config="[kafka]\ncreate_topics = true\n"
-    ).start()
+    gateway = await GatewayProcess(tmp_path, broker.bootstrap_servers, config="[kafka]\ncreate_topics = true\n").start()
 
     def receive(*sent: bytes) -> list[bytes]:
         connection = BlockingConnection(f"amqp://{gateway.addresses['amqp']}", timeout=TIMEOUT, container_id="me")
