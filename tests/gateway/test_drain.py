@@ -375,7 +375,7 @@ async def test_two_drains_at_the_same_moment_are_one(
     operators = [await asyncio.open_connection(*gateway.address("management")) for _ in range(2)]
     for reader, writer in operators:
         writer.write(b"GET /healthy HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await reader.readuntil(b"true}")
+        await reader.readuntil(b"}")
     gateway.process.send_signal(signal.SIGSTOP)  # both requests are read in one iteration of the event loop
     for _, writer in operators:
         writer.write(b"POST /drain HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
