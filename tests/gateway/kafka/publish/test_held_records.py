@@ -16,6 +16,18 @@ from mapping.record import Record
 FULL = Refused(Outcome.FULL, "no further topic")
 
 
+def waiting_in(budgets: Budgets, group: asyncio.TaskGroup, look_up: Any, outcomes: list[Outcome]) -> HeldRecords:
+    """Records whose refusals are put into `outcomes`."""
+    return HeldRecords(
+        budgets,
+        submit=lambda *_: None,
+        refuse=lambda _owner, _token, outcome, _reason: outcomes.append(outcome),
+        look_up=look_up,
+        spawn=group.create_task,
+        timeout_s=60,
+    )
+
+
 async def test_a_limit_that_is_reached_after_the_records_were_refused() -> None:
     """As at a shutdown, while a topic is being created."""
     outcomes: list[Outcome] = []
@@ -27,14 +39,7 @@ async def test_a_limit_that_is_reached_after_the_records_were_refused() -> None:
 
     budgets = Budgets(BudgetConfig())
     async with asyncio.TaskGroup() as group:
-        held = HeldRecords(
-            budgets,
-            submit=lambda *_: None,
-            refuse=lambda _owner, _token, outcome, _reason: outcomes.append(outcome),
-            look_up=look_up,
-            spawn=group.create_task,
-            timeout_s=60,
-        )
+        held = waiting_in(budgets, group, look_up, outcomes)
         before = failures.statistics().contained_total
         held.hold(Record("t", None, b"v"), None, None, None)
         await asyncio.sleep(0)
@@ -57,14 +62,7 @@ async def test_a_topic_that_is_deleted_while_records_wait_for_its_partition() ->
     budgets = Budgets(BudgetConfig())
     budgets.keep("t")
     async with asyncio.TaskGroup() as group:
-        held = HeldRecords(
-            budgets,
-            submit=lambda *_: None,
-            refuse=lambda _owner, _token, outcome, _reason: outcomes.append(outcome),
-            look_up=look_up,
-            spawn=group.create_task,
-            timeout_s=60,
-        )
+        held = waiting_in(budgets, group, look_up, outcomes)
         held.hold(Record("t", None, b"v", partition=7), None, None, None)
         await asyncio.sleep(0)
         budgets.drop("t")
