@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Final
@@ -59,14 +58,3 @@ class Directory:
 
 def _is_running(holder: str) -> bool:
     return holder.isdigit() and Path(f"/proc/{holder}").exists()
-
-
-def free_port(usual: int) -> int:
-    """Return the usual port on loopback, or a free one if that is in use."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", usual))
-        except OSError:
-            probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

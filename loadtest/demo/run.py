@@ -15,9 +15,10 @@ from rich.live import Live
 
 from loadtest.demo import view
 from loadtest.demo.accounts import Accounts
-from loadtest.demo.directory import USUAL_PORTS, Directory, free_port
+from loadtest.demo.directory import USUAL_PORTS, Directory
 from loadtest.demo.fleet import SENSORS, Fleet, FleetError
 from loadtest.demo.processes import ProcessError, gateway, spark
+from loadtest.ports import free_port
 
 TOPICS: Final = ("sensors", "maximum", "sensors-dlq")
 REAL_TIME: Final = "real-time"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from loadtest.faults.kafka import KafkaProcess
-from loadtest.faults.proxy import free_port
+from loadtest.ports import free_port
 from loadtest.start import start_process
 
 SIZE_MIB: Final = 400

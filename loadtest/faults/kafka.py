@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-from loadtest.faults.proxy import Proxy, free_port
+from loadtest.faults.proxy import Proxy
 from loadtest.gateway import GatewayProcess
+from loadtest.ports import free_port
 from loadtest.start import start_process
 
 HOST: Final = "127.0.0.1"

@@ -11,18 +11,6 @@ from typing import Final, cast
 
 PIECE: Final = 64 * 1024
 AHEAD: Final = 64  # pieces in transit in one direction
-PORTS: Final = (20_000, 32_000)
-"""Below the kernel's range for client ports, since a restarted broker must find its port free."""
-
-
-def free_port() -> int:
-    """Return an unused port."""
-    while True:
-        port = random.randint(*PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class Pair:

@@ -19,6 +19,7 @@ from aiokafka import AIOKafkaProducer
 
 from loadtest.beside import beside
 from loadtest.clients.pace import at_rate
+from loadtest.ports import free_port
 from loadtest.spark.job import Job
 from loadtest.spark.readings import Sender, make_topics, settled
 from loadtest.start import start_process
@@ -40,7 +41,7 @@ class Cluster:
         self._home = Path(found.origin).parent
         self._directory = directory
         self._processes: list[asyncio.subprocess.Process] = []
-        self.port = _free_port()
+        self.port = free_port()
 
     @property
     def master(self) -> str:
@@ -49,7 +50,7 @@ class Cluster:
 
     async def start_master(self) -> None:
         """Start the master, and wait until it listens."""
-        pages = ("--webui-port", str(_free_port()))
+        pages = ("--webui-port", str(free_port()))
         await self._start("master.Master", "--host", "127.0.0.1", "--port", str(self.port), *pages)
         async with asyncio.timeout(UP_S):
             while not _listens(self.port):  # noqa: ASYNC110 - there is no event to wait for
@@ -57,7 +58,7 @@ class Cluster:
 
     async def start_worker(self) -> asyncio.subprocess.Process:
         """Start a worker with room for one executor."""
-        room = ("--cores", "4", "--memory", "1g", "--webui-port", str(_free_port()))
+        room = ("--cores", "4", "--memory", "1g", "--webui-port", str(free_port()))
         return await self._start("worker.Worker", "--host", "127.0.0.1", *room, self.master)
 
     async def _start(self, name: str, *arguments: str) -> asyncio.subprocess.Process:
@@ -128,11 +129,6 @@ async def _send(sender: Sender, rate: int) -> None:
     async for number in at_rate(rate):
         at = int(time.time() * 1000) - random.randrange(3_000)
         await sender.send(f"s{number % SENSORS}", random.uniform(-20, 40), at)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def _listens(port: int) -> bool:

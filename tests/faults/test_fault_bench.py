@@ -13,7 +13,8 @@ from gateway.embedded.broker import EmbeddedBroker
 from loadtest.faults import of_clients, of_gateway, of_kafka
 from loadtest.faults.bench import Bench, Fault, Plan, Stage
 from loadtest.faults.kafka import second_listener
-from loadtest.faults.proxy import Proxy, free_port
+from loadtest.faults.proxy import Proxy
+from loadtest.ports import free_port
 
 PLAN = Plan(
     connections=2, window=10, rate=100, before=4, after=0.1, stall=3, short=0.5, patience=120, delivery_timeout=120

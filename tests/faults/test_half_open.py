@@ -11,7 +11,8 @@ import pytest
 
 from gateway.embedded.broker import EmbeddedBroker
 from loadtest.faults.kafka import second_listener
-from loadtest.faults.proxy import Proxy, free_port
+from loadtest.faults.proxy import Proxy
+from loadtest.ports import free_port
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.waiting import wait_until

@@ -25,6 +25,7 @@ from gateway.app import App
 from gateway.cli import app
 from gateway.config import Config
 from gateway.embedded.broker import EmbeddedBroker
+from loadtest.ports import free_port
 from tests.support.amqp import ThreadedSender
 from tests.support.frozen import freeze
 from tests.support.gateway import GatewayProcess
@@ -403,12 +404,8 @@ async def test_without_kafka_it_listens_and_is_not_ready_until_kafka_answers(
 
 
 @pytest.fixture
-async def free_address() -> str:
-    server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    server.close()
-    await server.wait_closed()
-    return f"{host}:{port}"
+def free_address() -> str:
+    return f"127.0.0.1:{free_port()}"
 
 
 # what it refuses, and the commands that only read

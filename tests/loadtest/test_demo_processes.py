@@ -15,8 +15,9 @@ import pytest
 
 from loadtest.child import command_line
 from loadtest.demo import directory as places
-from loadtest.demo.directory import Directory, InUseError, free_port
+from loadtest.demo.directory import Directory, InUseError
 from loadtest.demo.processes import Process, ProcessError
+from loadtest.ports import free_port
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

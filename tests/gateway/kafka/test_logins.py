@@ -26,6 +26,7 @@ from gateway.kafka.driver.kafka_producer import new_producer
 from gateway.kafka.driver.lifecycle import open_consumer
 from gateway.kafka.driver.login import Login, logins
 from gateway.spawn import Tasks
+from loadtest.ports import free_port
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.mqtt import packets
@@ -299,12 +300,12 @@ def test_invalid_login_settings_are_reported_with_their_key(tmp_path: Path) -> N
 
 
 async def test_a_gateway_whose_password_is_wrong_for_a_while(
-    secured_broker: Cluster, new_gateway: Callable[..., GatewayProcess], unused_tcp_port: int,
+    secured_broker: Cluster, new_gateway: Callable[..., GatewayProcess],
     own_topic: Callable[..., Any], tmp_path: Path,
 ) -> None:  # fmt: skip
     """At its start and in its midst. Logins by this mechanism last 4 s, so it is asked for it all the time."""
     secured = secured_of(secured_broker)
-    free_address = f"127.0.0.1:{unused_tcp_port}"
+    free_address = f"127.0.0.1:{free_port()}"
     file = tmp_path / "password"
     file.write_text(CANARY)
     topic = await own_topic()

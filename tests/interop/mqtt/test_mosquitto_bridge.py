@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.faults.proxy import free_port
+from loadtest.ports import free_port
 from protocols.mqtt.packets import Subscription
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient

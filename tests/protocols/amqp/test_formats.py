@@ -62,9 +62,7 @@ def test_formats_are_found_wherever_the_stream_is_cut(made: list[tuple[int | Non
 def test_both_forms_read_any_bytes_alike(parts: list[bytes]) -> None:
     states = [START, START]
     for part in parts:
-        (one, found_one), (two, found_two) = (
-            form.scan(part, state) for form, state in zip(FORMS, states, strict=True)
-        )
+        (one, found_one), (two, found_two) = (form.scan(part, state) for form, state in zip(FORMS, states, strict=True))
         assert (one, found_one) == (two, found_two)
         states = [one, two]
 
