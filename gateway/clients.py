@@ -21,6 +21,8 @@ ProtocolName = Literal["mqtt", "amqp", "http"]
 PROTOCOLS: Final = ("mqtt", "amqp", "http")
 SUBSCRIPTIONS: Final = 100  # subscriptions shown per client
 CLOSED: Final = "closed by an operator"
+CONNECTION_LOG: Final = "gateway.connections"
+"""The logger of lines about single connections, which `log.connections` silences."""
 
 
 def matches_id(wanted: str, identifier: str) -> bool:

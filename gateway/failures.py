@@ -32,27 +32,57 @@ class ExpectedError(Exception):
     """Raised by a callback to refuse something to a library that has no other way; the loop's handler ignores it."""
 
 
+class _Seen:
+    __slots__ = ("held", "interval_s", "passed", "since")
+
+    def __init__(self, since: float, interval_s: float, passed: int) -> None:
+        self.since = since
+        self.interval_s = interval_s
+        self.passed = passed  # in this interval
+        self.held = 0
+
+
 class Repeats:
     """Lets the same thing pass once per interval, and counts it meanwhile; used for log lines."""
 
-    def __init__(self, interval_s: float, most: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
-        """At most `most` things are remembered. `clock` returns monotonic seconds."""
+    def __init__(
+        self,
+        interval_s: float,
+        most: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        longest_s: float | None = None,
+    ) -> None:
+        """At most `most` things are remembered. `clock` returns monotonic seconds.
+
+        While a thing goes on, its interval doubles up to `longest_s`, if that is given.
+        """
         self._interval_s = interval_s
+        self._longest_s = interval_s if longest_s is None else longest_s
         self._most = most
         self._clock = clock
-        self._seen: dict[Hashable, tuple[float, int]] = {}
+        self._seen: dict[Hashable, _Seen] = {}
 
-    def suppressed(self, thing: Hashable = None) -> int | None:
-        """Return how often `thing` was suppressed since it last passed; None if it is suppressed now too."""
+    def suppressed(self, thing: Hashable = None, first: int = 1) -> int | None:
+        """Return how often `thing` was suppressed since it last passed; None if it is suppressed now too.
+
+        `first` is how often it passes in the interval in which it begins.
+        """
         now = self._clock()
-        passed, count = self._seen.get(thing, (float("-inf"), 0))
-        if now - passed < self._interval_s:
-            self._seen[thing] = (passed, count + 1)
+        seen = self._seen.get(thing)
+        if seen is not None and now - seen.since < seen.interval_s:
+            if seen.passed < first:
+                seen.passed += 1
+                return 0
+            seen.held += 1
             return None
         if len(self._seen) >= self._most:
             self._seen.clear()
-        self._seen[thing] = (now, 0)
-        return count
+        if seen is None or not seen.held:
+            self._seen[thing] = _Seen(now, self._interval_s, 1)
+            return 0
+        self._seen[thing] = _Seen(now, min(2 * seen.interval_s, self._longest_s), first)
+        return seen.held
 
 
 class FailureStatistics(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from gateway.amqp.present import CLOSED_BY_PEER, CONNECTION_LOST, closed_by_us, 
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator
 from gateway.audit.trail import audit, where_of
-from gateway.clients import CLOSED, SUBSCRIPTIONS, ClientView, SubscriptionView
+from gateway.clients import CLOSED, CONNECTION_LOG, SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.flow import ConnectionFlow, fullest, shown
 from gateway.kafka.contracts import Result
 from gateway.limits.brakes import CreditPause, SendingPause
@@ -67,7 +67,7 @@ from protocols.amqp.sasl import SaslCode
 from protocols.amqp.transactions import UNKNOWN_ID
 from protocols.connection import ConnectionClosed, ConnectionFailed
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger(CONNECTION_LOG)
 
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TextIO
 
 import structlog
 
+from gateway.clients import CONNECTION_LOG
 from gateway.config import LogConfig
 from gateway.failures import Repeats
 from gateway.kafka.driver.outage import outage
@@ -21,8 +22,13 @@ from gateway.secret import BLANK, Redactor, is_secret_name
 from gateway.texts import cut
 
 QUIET_LIBRARIES: Final = ("aiokafka", "kafka", "aiohttp", "amqtt", "asyncio", "transitions", "sqlalchemy")
-REPEAT_S: Final = 30.0  # a library's line is written once in this time: aiokafka repeats itself during an outage
-REPEAT_LINES: Final = 256
+REPEAT_S: Final = 30.0
+LONGEST_REPEAT_S: Final = 3600.0
+REPEAT_LINES: Final = 512
+OWN_FIRST: Final = 10  # the same line of ours names different clients, topics or groups
+FOLDED_ALREADY: Final = frozenset(
+    {"gateway.failures", "gateway.kafka.driver.outage", "gateway.kafka.driver.unreadable"}
+)
 LONGEST: Final = 2048  # characters of a value: a client that is not logged in may send a client id of 64 KiB
 
 
@@ -44,26 +50,32 @@ def _cleaned(value: Any) -> Any:
     return value
 
 
-class RepeatFilter(logging.Filter):
-    """Suppresses repeated lines of libraries, and all of aiokafka's while we report an outage; never our own.
+class Fold(logging.Filter):
+    """Folds repeated warnings and errors, ours and the libraries', and aiokafka's altogether while we report an outage.
 
-    The same line passes once per interval, with the number of suppressed repetitions. Lines are the same if their texts
-    are the same before values are filled in.
+    Lines are the same if their texts are the same before values are filled in. A library's line passes once per
+    interval, ours ten times and once while Kafka is away; then with the number of those held back. The interval doubles
+    while they go on, up to an hour.
     """
 
     def __init__(self, interval_s: float = REPEAT_S, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._repeats = Repeats(interval_s, REPEAT_LINES, clock)
+        self._repeats = Repeats(interval_s, REPEAT_LINES, clock, longest_s=LONGEST_REPEAT_S)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether `record` is written."""
-        library = record.name.partition(".")[0]
-        if library not in QUIET_LIBRARIES:
+        is_library = record.name.partition(".")[0] in QUIET_LIBRARIES
+        if record.levelno < logging.WARNING or record.name in FOLDED_ALREADY:
             return True
-        if library == "aiokafka" and outage.lasts:
+        if outage.lasts and record.name.startswith("aiokafka"):
             return False
-        held = self._repeats.suppressed((record.name, record.levelno, str(record.msg)))
-        if held:
+        message = record.msg  # structlog's is a dictionary
+        text = message.get("event") if isinstance(message, dict) else message
+        first = 1 if is_library or outage.lasts else OWN_FIRST
+        held = self._repeats.suppressed((record.name, record.levelno, str(text)), first)
+        if held and isinstance(message, dict):
+            record.msg = {**message, "more_like_this": held}
+        elif held:
             record.msg = f"{record.getMessage()} ({held} more like this)"
             record.args = None
         return held is not None
@@ -106,8 +118,9 @@ def configure_logs(
     for name in QUIET_LIBRARIES:
         library = logging.getLogger(name)
         library.setLevel(max(level, logging.WARNING))
+    logging.getLogger(CONNECTION_LOG).setLevel(logging.NOTSET if config.connections else logging.WARNING)
     # A logger's filter does not see lines of its child loggers; a handler's filter does.
-    handler.addFilter(RepeatFilter())
+    handler.addFilter(Fold())
 
 
 def _last_steps(redactor: Redactor, *, console: bool, colours: bool) -> Sequence[Any]:

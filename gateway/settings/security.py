@@ -228,6 +228,9 @@ class LogConfig(Section):
     """`debug`, `info`, `warning` or `error`"""
     format: Literal["auto", "console", "json"] = "auto"
     """`console`, `json`, or `auto`: `console` if standard error is a terminal, else `json`"""
+    connections: bool = True
+    """whether clients that connect and disconnect, links that are detached and HTTP consumers are logged, a line each
+    at `info`; a large fleet may rather use the [audit trail](operations.md#audit), which stays whole"""
 
 
 class AuditConfig(Section):

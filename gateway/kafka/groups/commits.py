@@ -118,7 +118,7 @@ class Commits(msgspec.Struct, eq=False):
                 dispatch.progress.set()
                 return False
             except (KafkaError, TimeoutError) as error:
-                log.info("group %s: commit failed: %r", self._group, error)
+                log.warning("group %s: commit failed: %r", self._group, error)
                 dispatch.progress.set()
                 return False
             self.count += 1

@@ -280,7 +280,7 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
             try:
                 await self.commit_confirmed()
             except (Refused, NotAssignedError) as error:
-                log.info("positions not committed before a rebalance", reason=str(error))
+                log.warning("positions not committed before a rebalance", reason=str(error))
         self._forget()
 
     def _forget(self) -> None:

@@ -110,7 +110,7 @@ class StartOffsets:
                     starts |= await self._lookup.beginnings(others, led=True)
             except (Refused, TimeoutError) as error:
                 # aiokafka finds each beginning as soon as it can, like those of partitions without a leader.
-                log.info("group %s: cannot look up the beginnings: %r", self._group, error)
+                log.warning("group %s: cannot look up the beginnings: %r", self._group, error)
         return starts
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:

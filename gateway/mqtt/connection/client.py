@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 
 from gateway.audit.trail import audit, where_of
-from gateway.clients import CLOSED, ClientView
+from gateway.clients import CLOSED, CONNECTION_LOG, ClientView
 from gateway.flow import ConnectionFlow, Window, shown
 from gateway.mqtt.connection import connack
 from gateway.mqtt.connection.admission import Admission, Admitted
@@ -34,7 +34,7 @@ from protocols.mqtt.connection import Connection
 from protocols.mqtt.packets import Version
 from protocols.mqtt.reasons import ReasonCode
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger(CONNECTION_LOG)
 
 
 class Client(ClientPort):

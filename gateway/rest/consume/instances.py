@@ -21,7 +21,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.admission import Admission, Refusal, client_share
-from gateway.clients import SUBSCRIPTIONS, ClientView, SubscriptionView
+from gateway.clients import CONNECTION_LOG, SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.member_starts import StartsOfGroups
 from gateway.kafka.groups.polled_member import MemberSettings, PolledMember
@@ -57,6 +57,7 @@ from protocols.rest.media import RECORD_TYPES, Format, accepts
 from protocols.rest.responses import encode
 
 log = structlog.get_logger(__name__)
+connection_log = structlog.get_logger(CONNECTION_LOG)
 
 NAME_PREFIX: Final = "kafka-bridge-consumer-"  # Strimzi's
 NO_CONSUMER: Final = "The specified consumer instance was not found."
@@ -245,7 +246,7 @@ class Consumers(OperationSet):
         if self._presence is not None:
             present = Present(name, instance.principal, HTTP, call.connection.peer, self.wall_clock())
             self._presence.online(instance.identifier, instance, present)
-        log.info("consumer created", group=group, name=name, principal=grant.identity.name)
+        connection_log.info("consumer created", group=group, name=name, principal=grant.identity.name)
         return CreatedConsumer(name, uri)
 
     def _member(self, group: str, name: str, create: CreateConsumer) -> PolledMember:
@@ -337,9 +338,9 @@ class Consumers(OperationSet):
                     else:
                         await member.commit_confirmed()
             except (Refused, NotAssignedError, TimeoutError) as error:
-                log.info("offsets not committed before the close", group=instance.group, reason=str(error))
+                log.warning("offsets not committed before the close", group=instance.group, reason=str(error))
         await member.stop(STOP_S)
-        log.info("consumer closed", group=instance.group, name=instance.name)
+        connection_log.info("consumer closed", group=instance.group, name=instance.name)
 
     # Reading and committing
 
@@ -438,7 +439,7 @@ class Consumers(OperationSet):
         try:
             await instance.member.commit_confirmed()
         except (Refused, NotAssignedError) as error:
-            log.info("offsets not committed", group=instance.group, reason=str(error))
+            log.warning("offsets not committed", group=instance.group, reason=str(error))
 
     async def commit(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`POST .../offsets`: commits the offsets in the body, or without a body those of all delivered records."""

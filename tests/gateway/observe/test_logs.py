@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import structlog
 
+from gateway.clients import CONNECTION_LOG
 from gateway.config import LogConfig
 from gateway.kafka.driver.outage import outage
-from gateway.observe.logs import BLANK, RepeatFilter, configure_logs
+from gateway.observe.logs import BLANK, Fold, configure_logs
 
 Start = Callable[..., io.StringIO]
 
@@ -95,17 +97,73 @@ def test_libraries_speak_from_warning_on_and_once(start: Start) -> None:
     assert found[0]["logger"] == "aiokafka.client"
 
 
-def test_repeats_are_counted() -> None:
-    now = 0.0
-    repeats = RepeatFilter(30.0, clock=lambda: now)
+class Clock:
+    """Records of one text at chosen times."""
 
-    def passed(number: int) -> str | None:
-        record = logging.LogRecord("aiokafka", logging.ERROR, "f", 1, "node %s", (number,), None)
-        return record.getMessage() if repeats.filter(record) else None
+    def __init__(self, logger: str) -> None:
+        self.now = 0.0
+        self._logger = logger
+        self._fold = Fold(30.0, clock=lambda: self.now)
 
-    assert [passed(number) for number in range(4)] == ["node 0", None, None, None]
-    now = 31.0
-    assert passed(9) == "node 9 (3 more like this)"
+    def passed(self, number: int, level: int = logging.ERROR) -> str | None:
+        """Log a line; return its text, or None if it was folded."""
+        record = logging.LogRecord(self._logger, level, "f", 1, "node %s", (number,), None)
+        return record.getMessage() if self._fold.filter(record) else None
+
+
+def test_repeats_of_a_library_are_counted_and_become_rarer() -> None:
+    outage.end()
+    clock = Clock("aiokafka")
+    assert [clock.passed(number) for number in range(4)] == ["node 0", None, None, None]
+    clock.now = 31.0
+    assert clock.passed(9) == "node 9 (3 more like this)"
+    clock.now = 31.0 + 59.0
+    assert clock.passed(10) is None
+    clock.now = 31.0 + 61.0
+    assert clock.passed(11) == "node 11 (1 more like this)"
+
+
+def test_a_line_that_never_ends_is_written_each_hour() -> None:
+    outage.end()
+    clock = Clock("aiokafka")
+    told = []
+    for minute in range(24 * 60):
+        clock.now = minute * 60.0
+        clock.passed(0)
+        if clock.passed(minute) or not minute:
+            told.append(minute)
+    assert len(told) < 24 + 8
+
+
+def test_ours_are_folded_after_ten_and_at_once_while_kafka_is_away() -> None:
+    outage.end()
+    clock = Clock("gateway.x")
+    assert len([number for number in range(30) if clock.passed(number)]) == 10
+    assert len([number for number in range(30) if clock.passed(number, logging.INFO)]) == 30
+    outage.notice("test", "away")
+    clock = Clock("gateway.x")
+    assert [number for number in range(30) if clock.passed(number)] == [0]
+    outage.end()
+
+
+def test_a_folded_line_of_structlog_has_a_number(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fold.__init__, "__defaults__", (0.02, time.monotonic))
+    out = start()
+    log = structlog.get_logger("gateway.x")
+    while not any("more_like_this" in line for line in lines(out)):
+        log.warning("again", client="c")
+    assert lines(out)[-1]["client"] == "c"
+
+
+def test_lines_about_connections_have_a_key(start: Start) -> None:
+    out = start(connections=False)
+    structlog.get_logger(CONNECTION_LOG).info("client connected", client="c")
+    structlog.get_logger(CONNECTION_LOG).warning("told")
+    structlog.get_logger("gateway.x").info("ready")
+    assert [line["event"] for line in lines(out)] == ["told", "ready"]
+    out = start()
+    structlog.get_logger(CONNECTION_LOG).info("client connected", client="c")
+    assert [line["event"] for line in lines(out)] == ["client connected"]
 
 
 @pytest.mark.parametrize("format_", ["json", "console"])
