@@ -44,10 +44,11 @@ from gateway.kafka.cluster.topic_creation import any_capacity
 from gateway.kafka.cluster.topic_safety import report
 from gateway.kafka.driver.login import logins
 from gateway.kafka.driver.unreadable import unreadable
+from gateway.kafka.read.delays import delays
 from gateway.listeners import make_servers
 from gateway.mqtt.registry.session_views import SessionViews
 from gateway.net.descriptors import descriptors
-from gateway.net.listener import Listener, ListenError, Server, listen_error, listener_statistics
+from gateway.net.listener import Listener, ListenError, Server, listen_error, listener_statistics, try_address
 from gateway.observe.client_pages import ClientPages
 from gateway.observe.clients import Clients
 from gateway.observe.collector import Collector
@@ -58,7 +59,7 @@ from gateway.observe.management import Management
 from gateway.observe.metrics import Metrics
 from gateway.observe.trace_pages import TracePages
 from gateway.pauses import pauses
-from gateway.ports import check_exposure, check_ports, check_proxies, listeners
+from gateway.ports import addresses, check_exposure, check_ports, check_proxies, listeners
 from gateway.secret import secrets_in
 from gateway.security.authentication import Authenticator
 from gateway.security.authorization import AccessList
@@ -237,6 +238,8 @@ class App:
         security = self._security = await open_listener_security(process)
         for warning in security.access_list.doubtful():
             log.warning("access list", detail=warning)
+        for key, address in addresses(config):
+            await try_address(key, address)
         kafka = await self._connect_kafka(process)
         kafka_log = self._log = await open_log(process, kafka, security, self._room or any_capacity)
         state = self._state = await open_state(process, kafka_log, security.rules, self._give_up)
@@ -252,7 +255,7 @@ class App:
         metrics = Metrics()
         for server in self._servers:
             metrics.add_source(server.name, server.statistics)
-        metrics.add_source("listener", lambda: listener_statistics(self._listeners))
+        metrics.add_source("listener", lambda: listener_statistics(self._listeners, self._certificate_ends()))
         for name, statistics in parts_with_statistics(security, kafka_log, state):
             metrics.add_source(name, statistics)
         metrics.add_source("event_loop", lag.statistics)
@@ -263,6 +266,7 @@ class App:
         metrics.add_source("build", build_statistics)
         metrics.add_source("kafka_login", logins.statistics)
         metrics.add_source("unreadable", unreadable.statistics)
+        metrics.add_source("delivery", delays.statistics)
         metrics.add_source("descriptors", descriptors.statistics)
         if self._room is not None:
             metrics.add_source("embedded_kafka", self._room.statistics)
@@ -294,6 +298,13 @@ class App:
         await self._announce()
         collector.start()
         stack.callback(collector.stop)
+
+    def _certificate_ends(self) -> dict[str, float]:
+        """Return the ends of the listeners' certificates in use, by the listener's name."""
+        used = {listener.name: listener.settings.tls for listener in self._listeners}
+        if not self._config.management.address.is_loopback:
+            used["management"] = self._config.security.tls
+        return {name: self._security.certificates.end(tls) for name, tls in used.items() if tls is not None}
 
     async def _connect_kafka(self, process: Process) -> KafkaConfig:
         """Return the effective Kafka settings; starts the embedded broker if no servers are configured."""

@@ -114,10 +114,14 @@ def _logins(security: SecurityConfig, tls: TlsConfig | None, *, proxied: bool) -
     return security.logins | {"certificate"} if certified else security.logins
 
 
+def addresses(config: Config) -> list[tuple[str, Address]]:
+    """Return the keys and addresses of all listeners, management included."""
+    return [*((one.key, one.address) for one in listeners(config)), ("management.address", config.management.address)]
+
+
 def check_ports(config: Config) -> None:
     """Raise ConfigError, which names both keys, if two listeners use the same port."""
-    taken = [(one.key, one.address) for one in listeners(config)]
-    taken.append(("management.address", config.management.address))
+    taken = addresses(config)
     if config.kafka.bootstrap_servers is None:
         taken.append(("embedded.port", Address(f"{HOST}:{config.embedded.port}")))
         taken.append(("embedded.controller_port", Address(f"{HOST}:{config.embedded.controller_port}")))

@@ -12,8 +12,6 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from aiokafka.errors import KafkaError
-
 from flowcontrol.backoff import backoff_s
 from gateway.failures import ExpectedError, failures
 
@@ -124,7 +122,7 @@ def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
     error = context.get("exception")
     if error is None:
         loop.default_exception_handler(context)
-    elif not (isinstance(error, ExpectedError) or _is_late_tls_write(context) or _was_given_up(context)):
+    elif not isinstance(error, ExpectedError) and not _is_late_tls_write(context):
         failures.report("callback", error, str(context.get("message", "")))
 
 
@@ -132,8 +130,3 @@ def _is_late_tls_write(context: dict[str, Any]) -> bool:
     """Whether uvloop's TLS wrote to a socket that had just been closed: its connection has ended anyway."""
     late = str(context["exception"]).endswith("; the handler is closed")
     return late and context.get("message") == "Fatal error on SSL protocol"
-
-
-def _was_given_up(context: dict[str, Any]) -> bool:
-    """Whether a request to Kafka failed whose caller had stopped waiting: aiokafka goes on with commits for it."""
-    return isinstance(context["exception"], KafkaError) and str(context.get("message")).endswith("never retrieved")

@@ -37,9 +37,9 @@ def gauge(meaning: str, *labels: str) -> Declared:
     return Declared("gauge", meaning, labels)
 
 
-def histogram(meaning: str) -> Declared:
+def histogram(meaning: str, *labels: str) -> Declared:
     """Declare a `Histogram`."""
-    return Declared("histogram", meaning)
+    return Declared("histogram", meaning, labels)
 
 
 def structs_by(*labels: str) -> Declared:

@@ -235,6 +235,13 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "its client certificate for Kafka expires within 14 days",
         ),
         Alert(
+            "TriviumCertificateEnds",
+            "warning",
+            "trivium_listener_certificate_ends - time() < 14 * 86400",
+            "0m",
+            "the certificate of listener {{ $labels.listener }} expires within 14 days",
+        ),
+        Alert(
             "TriviumKafkaCertificateUnusable",
             "warning",
             grew("1h", "trivium_kafka_login_failed_reloads_total"),

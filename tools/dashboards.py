@@ -154,6 +154,8 @@ BOARDS: Final = (
                 Panel("Answered by Kafka", ("publisher_records_total",), ("outcome",)),
                 Panel("Stored, by topic", ("publisher_stored_total",), ("topic",)),
                 Panel("Batch latency", ("publisher_batch_latency_seconds",)),
+                Panel("Acknowledged within", ("publisher_acknowledged_seconds",)),
+                Panel("Age when delivered", ("delivery_delay_seconds",)),
                 Panel("Batches", ("publisher_batches_total", "publisher_producers_total")),
                 Panel("Topics created and refused", ("topics_topics_made_total", "topics_topics_refused_total")),
                 Panel("Unsafe topics", ("replication_unsafe_topics",)),

@@ -33,6 +33,7 @@ from gateway.kafka.driver.unreadable import UnreadableStatistics
 from gateway.kafka.groups.statistics import GroupsStatistics
 from gateway.kafka.publish.budgets import BudgetStatistics
 from gateway.kafka.publish.settlement import Statistics as PublisherStatistics
+from gateway.kafka.read.delays import DelayStatistics
 from gateway.kafka.read.watched_topics import LiveStatistics
 from gateway.kafka.state import StateStatistics
 from gateway.limits.limits import LimitStatistics
@@ -91,6 +92,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "kafka": GroupsStatistics,
         "state": StateStatistics,
         "unreadable": UnreadableStatistics,
+        "delivery": DelayStatistics,
     },
     "Logins and rights": {
         "authentication": AuthenticationStatistics,

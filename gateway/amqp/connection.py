@@ -75,6 +75,8 @@ CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 class AmqpConnection(AttachingPeer):
     """The `Handler` of one connection's pump, and the publisher's `Owner`."""
 
+    protocol: Final = "amqp"
+
     def __init__(self, services: Services, connection: Connection, register: set[AmqpConnection]) -> None:
         """`register` is the set of all open connections."""
         super().__init__(services, connection)

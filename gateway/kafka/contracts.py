@@ -40,8 +40,9 @@ class Owner(Protocol):
         per token when the records are stored, and is empty otherwise. `settle` must neither raise nor block: queue the
         acknowledgements and write them in one call.
 
-        An owner with a waiting client also has a method `broken(error, tokens)`. It is called with the same tokens
-        when `settle` has raised, and must end what the client would otherwise wait for forever.
+        An owner with a waiting client also has an attribute `protocol`, by which the time until then is counted, and a
+        method `broken(error, tokens)`. It is called with the same tokens when `settle` has raised, and must end what
+        the client would otherwise wait for forever.
         """
 
 

@@ -58,6 +58,9 @@ class ListenerStatistics(msgspec.Struct, frozen=True):
     refused_total: Annotated[
         Counts, counter("connections closed because the listener had its max_connections", "listener", "protocol")
     ]
+    certificate_ends: Annotated[
+        dict[str, float], gauge("when the first certificate of its chain ends, in seconds since the epoch", "listener")
+    ]
 
 
 class Listener:
@@ -172,9 +175,9 @@ class Listener:
         self._bound = ""
 
 
-def listener_statistics(listeners: Iterable[Listener]) -> ListenerStatistics:
+def listener_statistics(listeners: Iterable[Listener], certificate_ends: dict[str, float]) -> ListenerStatistics:
     """Return the counts so far."""
-    counts = ListenerStatistics({}, {}, {})
+    counts = ListenerStatistics({}, {}, {}, certificate_ends)
     for one in listeners:
         protocol = one.settings.protocol
         counts.connections[one.name] = {protocol: one.connections}
@@ -250,6 +253,15 @@ class Server(abc.ABC):
     @abc.abstractmethod
     def statistics(self) -> msgspec.Struct:
         """Return the counts for the metrics."""
+
+
+async def try_address(key: str, address: Address) -> None:
+    """Raise ListenError if nobody could listen on the address now, so that a start fails before it waits for Kafka."""
+    try:
+        server = await asyncio.get_running_loop().create_server(_Closed, address.host, address.port)
+    except OSError as error:
+        raise ListenError(listen_error(key, address, error)) from error
+    server.close()
 
 
 def listen_error(key: str, address: Address, error: OSError) -> str:

@@ -25,7 +25,7 @@ from gateway.kafka.contracts import Refused
 from gateway.net.heads import HeadError, Heads
 from gateway.observe.console import FILES, Console
 from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, Flow
-from gateway.observe.metrics import CONTENT_TYPE, Metrics
+from gateway.observe.metrics import Metrics
 from gateway.observe.spark_jobs import SparkJobs
 from gateway.security import throttle
 from gateway.security.credentials import name_and_password
@@ -140,6 +140,7 @@ class Management:
         app = web.Application(client_max_size=1024, middlewares=[self._check])
         app.add_routes(
             [
+                web.get("/", self._lead),
                 web.get("/healthy", self._healthy),
                 web.get("/ready", self._is_ready),
                 web.get("/metrics", self._serve_metrics),
@@ -202,6 +203,9 @@ class Management:
                 return web.Response(status=401, text="a password is needed\n", headers={"WWW-Authenticate": CHALLENGE})
         return await handler(request)
 
+    async def _lead(self, request: web.Request) -> web.Response:
+        raise web.HTTPFound("/console")
+
     async def _healthy(self, request: web.Request) -> web.Response:
         body = {"healthy": True} if self._guarded else {"healthy": True, "version": version()}
         return web.Response(body=msgspec.json.encode(body), content_type=JSON)
@@ -221,7 +225,8 @@ class Management:
         return web.Response(status=202, body=b'{"draining":true}', content_type=JSON)
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        body, media_type = self._metrics.rendered_for(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": media_type})
 
     async def _serve_flow(self, request: web.Request) -> web.Response:
         limit = limit_in(request, CONNECTIONS, MOST_CONNECTIONS)

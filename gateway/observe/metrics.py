@@ -19,8 +19,9 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gateway.statistics import Declared, Histogram, Kind, fields
@@ -30,7 +31,6 @@ log = structlog.get_logger(__name__)
 PREFIX: Final = "trivium"
 LABEL_VALUES: Final = 200  # topics are few by design, but a scrape must stay small in any case
 OTHER: Final = "other"
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 FAMILIES: Final[dict[Kind, Callable[..., Metric]]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -64,7 +64,12 @@ class Metrics(Collector):
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return self.rendered_for("")[0]
+
+    def rendered_for(self, accept: str) -> tuple[bytes, str]:
+        """Return all metrics in the format that an Accept header prefers, OpenMetrics or text, and its media type."""
+        encode, media_type = choose_encoder(accept)
+        return encode(self.registry), media_type
 
     def figures(self, names: Collection[str]) -> dict[str, list[tuple[dict[str, str], float]]]:
         """Return the labels and values of the metrics with these names."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+from cryptography import x509
 
 from gateway.config import ConfigError
 from gateway.settings.listeners import TlsConfig
@@ -25,6 +26,7 @@ class Certificates:
 
     def __init__(self) -> None:
         self._made: dict[TlsConfig, tuple[ssl.SSLContext, str]] = {}  # with the key for errors
+        self._ends: dict[TlsConfig, float] = {}
 
     def context(self, config: TlsConfig | None, key: str = "security.tls_") -> ssl.SSLContext | None:
         """Return the context for a listener; None means no TLS.
@@ -35,7 +37,12 @@ class Certificates:
             return None
         if config not in self._made:
             self._made[config] = _loaded(config, key), key
+            self._ends[config] = _end(config)
         return self._made[config][0]
+
+    def end(self, config: TlsConfig) -> float:
+        """Return when the first certificate of a loaded chain ends, in seconds since the epoch."""
+        return self._ends[config]
 
     def reload(self) -> None:
         """Reload all files into the same contexts. New connections use them; open ones keep their certificate.
@@ -51,7 +58,13 @@ class Certificates:
             except ConfigError as error:
                 log.error("certificates not reloaded, the old ones stay in use", error=str(error))
             else:
+                self._ends[config] = _end(config)
                 log.info("certificates reloaded", file=str(config.cert))
+
+
+def _end(config: TlsConfig) -> float:
+    chain = x509.load_pem_x509_certificates(config.cert.read_bytes())
+    return min(one.not_valid_after_utc.timestamp() for one in chain)
 
 
 def _loaded(config: TlsConfig, key: str) -> ssl.SSLContext:

@@ -200,6 +200,9 @@ async def test_the_embedded_broker_from_start_to_crash(
         "trivium_http_requests_total": 1,
     }.items():
         assert after[name] - before.get(name, 0) == by, name
+    text = (await get(gateway, "/metrics"))[1]
+    for protocol in ("mqtt", "amqp", "http"):
+        assert f'trivium_publisher_acknowledged_seconds_count{{protocol="{protocol}"}} 1.0' in text
     assert after["trivium_publisher_state_records_total"] > 0  # the heartbeat, which is no client's message
     for prefix in ("trivium_live_reader_", "trivium_authentication_", "trivium_event_loop_", "process_"):
         assert any(name.startswith(prefix) for name in after), prefix
@@ -427,13 +430,13 @@ def complaint(said: str) -> str:
 
 
 @pytest.mark.parametrize("listener", ["mqtt", "amqp", "http", "management"])
-async def test_a_port_in_use_gives_a_one_line_error(bootstrap: str, tmp_path: Path, listener: str) -> None:
+async def test_a_port_in_use_is_told_before_kafka_is_asked(tmp_path: Path, listener: str) -> None:
     server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
     taken = "{}:{}".format(*server.sockets[0].getsockname())
     addresses = dict.fromkeys(("mqtt", "amqp", "http", "management"), "127.0.0.1:0") | {listener: taken}
     options = [word for name, address in addresses.items() for word in (f"--{name}", address)]
     ready = tmp_path / "ready.json"
-    code, _, said = await trivium("up", "--bootstrap-servers", bootstrap, "--ready-file", str(ready), *options)
+    code, _, said = await trivium("up", "--bootstrap-servers", "127.0.0.1:1", "--ready-file", str(ready), *options)
     server.close()
     await server.wait_closed()
     assert code == 2

@@ -116,8 +116,8 @@ def group_consumer(kafka: ConsumerOptions, group: str, *, session_timeout_ms: in
     )
 
 
-class KeptCoordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
-    """A group's coordinator whose commits have a retention time of their own (OffsetCommit, versions 2 to 4).
+class OwnCoordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
+    """A group's coordinator whose commits may be given up, and have a retention time (OffsetCommit, versions 2 to 4).
 
     Without one, Kafka forgets the offsets of a group that has no members after `offsets.retention.minutes`, a week.
     """
@@ -129,12 +129,23 @@ class KeptCoordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has n
             request._retention_time = self.kept_ms
         return await super()._send_req(request)
 
+    async def _do_commit_offsets(self, assignment: Any, offsets: Any) -> None:
+        # This is a task of its own. It goes on when its caller stops waiting; then nobody is told how it ends.
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        await super()._do_commit_offsets(assignment, offsets)
+
+
+def use_own_coordinator(consumer: AIOKafkaConsumer) -> None:
+    """Give a started consumer the coordinator above, if it is a member of a group."""
+    if isinstance(consumer._coordinator, GroupCoordinator):
+        consumer._coordinator.__class__ = OwnCoordinator
+
 
 def keep_commits(consumer: AIOKafkaConsumer, kept_ms: int) -> None:
     """Have Kafka keep what a started member commits for this many milliseconds after the commit."""
-    coordinator = consumer._coordinator
-    coordinator.__class__ = KeptCoordinator
-    coordinator.kept_ms = kept_ms
+    consumer._coordinator.kept_ms = kept_ms
 
 
 async def poll(consumer: AIOKafkaConsumer, *, wait_ms: int, most: int = CHUNK) -> dict[TopicPartition, list[Received]]:

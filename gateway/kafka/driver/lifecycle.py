@@ -19,7 +19,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 from gateway.failures import failures
 from gateway.kafka.driver.fetched_records import convert_arrivals
 from gateway.kafka.driver.fetching import use_paced_fetchers
-from gateway.kafka.driver.kafka_consumer import close_consumer
+from gateway.kafka.driver.kafka_consumer import close_consumer, use_own_coordinator
 from gateway.kafka.driver.outage import outage
 from gateway.kafka.driver.unreadable import unreadable
 from gateway.spawn import Spawn
@@ -159,6 +159,7 @@ async def start_consumer(consumer: AIOKafkaConsumer, spawn: Spawn) -> None:
         await close_consumer(consumer)
 
     await start_client(start, close, spawn)
+    use_own_coordinator(consumer)
     convert_arrivals(consumer, unreadable.note, unreadable.most_headers)
 
 

@@ -49,6 +49,7 @@ from gateway.kafka.groups.start_offsets import StartOffsets
 from gateway.kafka.groups.statistics import GroupStatistics, snapshot, unread
 from gateway.kafka.groups.times import GroupTimes
 from gateway.kafka.read.catch_up_reader import CatchUpReader
+from gateway.kafka.read.delays import GROUP, delays
 from gateway.spawn import Spawn, keep_running
 
 log = logging.getLogger(__name__)
@@ -353,6 +354,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 assigned = self._restart_partition(assigned, records[0].offset)
                 assignment = dispatch.assignment
             take(records, assigned)
+            delays.note(GROUP, records)
             assigned.position = records[-1].offset + 1
             if assigned.span > SPAN:
                 self._stall(assigned)

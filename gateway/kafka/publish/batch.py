@@ -32,6 +32,7 @@ class Share(msgspec.Struct, eq=False):
     owner: Owner | None  # None means that no caller needs the outcome
     # the connection's budget (the owner's attribute `budget`), in addition to those of the topic and the process
     budget: ConnectionBudget | None
+    protocol: str  # of the client that waits for the outcome (the owner's attribute `protocol`); "" if none does
     tokens: list[Any] = []  # in order of submission
     runs: list[tuple[int, int]] = []  # positions in the batch as half-open ranges; together as long as `tokens`
     bytes: int = 0  # counted in the budgets
@@ -87,7 +88,7 @@ class Batch(WrittenBatch):
         self.end_run()
         share = self.shares.get(id(owner))
         if share is None:
-            share = Share(owner, getattr(owner, "budget", None))
+            share = Share(owner, getattr(owner, "budget", None), getattr(owner, "protocol", ""))
             self.shares[id(owner)] = share
         self._share = share
         self.owner = owner

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from gateway.clients import PROTOCOLS
 from gateway.failures import failures
 from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.batch import Batch
@@ -14,7 +15,10 @@ from gateway.statistics import Histogram, counter, gauge, histogram
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX
 
-LATENCY_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000)
+LATENCY_S: Final = tuple(
+    milliseconds / 1000
+    for milliseconds in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000)
+)
 
 
 class Statistics(msgspec.Struct, frozen=True):
@@ -41,6 +45,14 @@ class Statistics(msgspec.Struct, frozen=True):
     ]
     batches: Annotated[int, counter("batches stored")]
     batch_latency_s: Annotated[Histogram, histogram("from a batch's first record to Kafka's answer")]
+    acknowledged_s: Annotated[
+        dict[str, Histogram],
+        histogram(
+            "from a message's arrival to its acknowledgement (PUBACK or PUBREC, disposition, answer), counted from the"
+            " first of its batch",
+            "protocol",
+        ),
+    ]
     producers: Annotated[int, counter("producers started; each after the first replaced one whose sequence had a gap")]
 
 
@@ -55,7 +67,8 @@ class Settlement:
         # by topic and partition: number of records, offset of the first, and offset after the last
         self._places: dict[str, dict[int, tuple[int, int, int]]] = {}
         self._batches = 0
-        self._latency_s = Histogram([bound / 1000 for bound in LATENCY_MS])
+        self._latency_s = Histogram(LATENCY_S)
+        self._acknowledged_s = {protocol: Histogram(LATENCY_S) for protocol in PROTOCOLS}
 
     def forget(self, topic: str) -> None:
         """Forget a deleted topic: the counts of a re-created one start at zero."""
@@ -77,9 +90,16 @@ class Settlement:
                 places, behind = self._places.setdefault(topic, {}), base + batch.count
                 count, first, _ = places.get(result.partition, (0, base, base))
                 places[result.partition] = count + batch.count, first, behind
+        acknowledged = dict.fromkeys(PROTOCOLS, 0)
         for share in batch.shares.values():
-            counts[result.outcome] += len(share.tokens)
+            count = len(share.tokens)
+            counts[result.outcome] += count
+            if stored and share.protocol:
+                acknowledged[share.protocol] += count
             self._tell(share.owner, share.tokens, share.offsets(base) if stored else (), result)
+        for protocol, count in acknowledged.items():
+            if count:
+                self._acknowledged_s[protocol].observe(now - batch.born, count)
         batch.release()
 
     def refuse(self, owner: Owner | None, tokens: Sequence[Any], result: Result) -> None:
@@ -114,6 +134,7 @@ class Settlement:
             next_offset=self._place_figures(2),
             batches=self._batches,
             batch_latency_s=self._latency_s,
+            acknowledged_s=self._acknowledged_s,
             producers=producers,
         )
 

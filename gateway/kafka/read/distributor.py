@@ -20,6 +20,7 @@ from aiokafka import TopicPartition
 
 from gateway.failures import failures
 from gateway.kafka.contracts import Subscriber
+from gateway.kafka.read.delays import LIVE, delays
 from gateway.kafka.read.watched_topics import Chosen, Partition, Watch
 from gateway.turns import SLICE_S
 from mapping.record import Received
@@ -56,6 +57,7 @@ class Distributor:
         """Offer all records, in order within each partition. Returns when they are written."""
         began = time.thread_time()
         for tp, part, records in fetched:
+            delays.note(LIVE, records)
             at = 0
             while at < len(records) and self._partitions.get(tp) is part:  # else it is no longer watched
                 at = self._offer_piece(tp, part, records, at)

@@ -67,6 +67,7 @@ class Incoming:
         "_acks", "_allowed", "_answering", "_client", "_connection", "_inbound", "_names", "_qos0_owner", "_reading",
         "_refused_id", "_resent", "_self_delivery", "_services", "_session", "budget", "principal",
     )  # fmt: skip
+    protocol: Final = "mqtt"
 
     def __init__(  # noqa: PLR0917 - everything that a publish needs
         self,

@@ -112,6 +112,8 @@ class Qos2Parts(msgspec.Struct, frozen=True):
 class InboundQos2:
     """The unfinished inbound QoS 2 messages of one session; owns their records."""
 
+    protocol: Final = "mqtt"
+
     def __init__(
         self,
         session_id: str,  # for the record header

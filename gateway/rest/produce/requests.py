@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 from aiohttp import web
@@ -132,6 +132,8 @@ class _Answers:
 
     One owner for all of them: a batch of such records is one run, and needs no object for each request.
     """
+
+    protocol: Final = "http"
 
     def __init__(self, storing: Storing) -> None:
         self._storing = storing

@@ -38,6 +38,8 @@ class Upload(abc.ABC):
     A subclass splits the body. It also makes the reports of another dialect: `stored`, `failed` and `ended`.
     """
 
+    protocol: Final = "http"
+
     def __init__(self, publisher: Publisher, topic: str, most_refused: int) -> None:
         """Publish to `topic`; the caller must call `close` at the end. Break off at `most_refused` bad records, if any.
 

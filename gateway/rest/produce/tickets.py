@@ -25,6 +25,7 @@ class Results:
     """The results of a request's records. It is the records' owner; their tokens are their indexes in the request."""
 
     __slots__ = ("_left", "failed", "principal", "results")
+    protocol: Final = "http"
 
     def __init__(self, count: int, principal: str) -> None:
         self.principal = principal  # the client's; see `Publisher.submit`

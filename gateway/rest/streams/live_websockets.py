@@ -75,6 +75,7 @@ class LiveSession(StreamSession):
     """One connection; it pauses reading at `MAX_UNANSWERED` unanswered messages."""
 
     kind = "websocket"
+    protocol: Final = "http"
     connection: LiveConnection
 
     def __init__(self, live: Live, call: Call) -> None:

@@ -16,6 +16,7 @@ import pytest
 import trustme
 from aiohttp import web
 from prometheus_client import start_http_server
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import Address, SecurityConfig
@@ -114,7 +115,13 @@ async def test_its_paths_and_nothing_else(http: aiohttp.ClientSession, start: St
     assert content_type.startswith("text/plain; version=0.0.4")
     assert "trivium_fine_connections" in {family.name for family in text_string_to_metric_families(body)}
     assert gateway.asked == []  # on loopback nobody is asked
-    for path in ("/", "/other", "/metrics/x"):
+    openmetrics = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
+    _, content_type, body = await get(http, f"{base}/metrics", headers=openmetrics)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert "trivium_fine_connections" in {family.name for family in openmetrics_families(body)}
+    async with http.get(base, allow_redirects=False) as response:
+        assert (response.status, response.headers["Location"]) == (302, "/console")
+    for path in ("/other", "/metrics/x"):
         assert (await get(http, f"{base}{path}"))[0] == 404
     for limit in ("0", "1001", "-1", "x", "1e2", "²", "9" * 5000):
         assert (await get(http, f"{base}/flow?limit={limit}"))[0] == 400

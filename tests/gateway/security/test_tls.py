@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ class Files:
         self.renew()
         CLIENTS.cert_pem.write_to_path(str(self.ca))
 
-    def renew(self) -> trustme.LeafCert:
-        leaf = AUTHORITY.issue_cert(HOST)
+    def renew(self, ends: datetime | None = None) -> trustme.LeafCert:
+        leaf = AUTHORITY.issue_cert(HOST, not_after=ends)
         self.cert.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
         self.key.write_bytes(leaf.private_key_pem.bytes())
         return leaf
@@ -192,6 +193,15 @@ async def test_reload_serves_the_new_certificate_at_once(
     assert reload(certificates) == ["info"]
     after = (await visit(port, client_context()))[1]
     assert after != before
+
+
+def test_the_first_end_of_a_chain_is_told_and_follows_a_reload(files: Files, certificates: Certificates) -> None:
+    config = files.config()
+    for year in (2040, 2035):
+        files.renew(datetime(year, 1, 2, tzinfo=UTC))
+        certificates.context(config)
+        certificates.reload()
+        assert certificates.end(config) == datetime(year, 1, 2, tzinfo=UTC).timestamp()
 
 
 @pytest.mark.parametrize("breakage", ["key of another", "no PEM", "gone", "half"])

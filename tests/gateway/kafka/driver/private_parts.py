@@ -61,6 +61,7 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_coordination_task": "cancelled too; and a member whose task has ended is in no group any more",
         "_heartbeat_task": "cancelled too",
         "_send_req": "a commit gets its retention time when it is sent",
+        "_do_commit_offsets": "a commit goes on when its caller stops waiting: its failure is not reported as nobody's",
     },
     "aiokafka.protocol.commit.OffsetCommitRequest": {
         "_retention_time": "a commit is kept longer than the brokers' default",

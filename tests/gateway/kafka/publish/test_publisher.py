@@ -442,6 +442,7 @@ async def test_statistics_and_reachability(bootstrap, new_topic, kit):
         assert (after.records_in_flight, after.bytes_in_flight, after.batches, after.producers) == (0, 0, 1, 1)
         assert sum(after.batch_latency_s.counts) == 1
         assert after.batch_latency_s.total > 0
+        assert [sum(waits.counts) for waits in after.acknowledged_s.values()] == [0, 0, 0]  # no client waits for it
         assert after.unowned[Outcome.TOO_LARGE] == 1
 
 
