@@ -66,7 +66,6 @@ from gateway.security.authorization import AccessList
 from gateway.security.kafka_acls import principal_template
 from gateway.security.origins import Hosts, Origins
 from gateway.security.tenants import Tenants
-from gateway.security.throttle import peer_of
 from gateway.security.variables import check_logins
 from gateway.spawn import Tasks, on_loop_error
 from gateway.version import statistics as build_statistics
@@ -217,7 +216,8 @@ class App:
             if self._stop.is_set():
                 return
             self._served = True
-            log.info("ready", **{listener.name: listener.bound for listener in self._listeners})
+            bound = {listener.name: listener.bound for listener in self._listeners}
+            log.info("ready", **bound, console=f"{self._management.url}/console")
         except asyncio.CancelledError:
             if not self._stop.is_set():
                 raise
@@ -403,7 +403,7 @@ class App:
         if self._ready_file is None:
             return
         facts: dict[str, Any] = {listener.name: listener.bound for listener in self._listeners}
-        facts["management"] = peer_of((self._config.management.address.host, self._management.port))
+        facts["management"] = self._management.url.rpartition("/")[2]
         facts["kafka"] = (
             self._broker.bootstrap_servers if self._broker is not None else self._config.kafka.bootstrap_servers
         )

@@ -102,29 +102,45 @@ def doctor(
     bootstrap_servers: Annotated[
         str | None, typer.Option(metavar="HOST:PORT,...", help="Kafka (default: that of the configuration).")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each finding.")] = False,
 ) -> None:
     """Check whether Kafka and this machine meet the gateway's requirements; exit code 1 if not."""
     settings = read_config(config, {"kafka": {"bootstrap_servers": bootstrap_servers}})
-    from gateway.kafka.cluster.doctor import examine  # noqa: PLC0415 - aiokafka loads slowly
+    from gateway.kafka.cluster.doctor import Finding, examine  # noqa: PLC0415 - aiokafka loads slowly
 
-    def say(finding: object) -> None:
-        typer.echo(without_secrets(str(finding), settings))
+    def say(finding: Finding) -> None:
+        typer.echo(without_secrets(json.dumps(finding._asdict()) if as_json else str(finding), settings))
 
     if not asyncio.run(examine(settings, say)):
         raise typer.Exit(FAILED)
 
 
 @config_app.command("check")
-def config_check(config: ConfigFile = None) -> None:
+def config_check(
+    config: ConfigFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: whether it is valid, and its errors.")] = False,
+) -> None:
     """Check the configuration and print its errors."""
-    settings = read_config(config)
     from gateway.app import StartError, check  # noqa: PLC0415
+    from gateway.config import ConfigError, load  # noqa: PLC0415
 
+    errors = ""
     try:
-        check(settings)
-    except StartError as error:
-        raise fail(without_secrets(str(error), settings)) from error
-    typer.echo("The configuration is valid.")
+        settings = load(config)
+        try:
+            check(settings)
+        except StartError as error:
+            errors = without_secrets(str(error), settings)
+    except ConfigError as error:
+        errors = str(error)
+    if as_json:
+        typer.echo(json.dumps({"valid": not errors, "errors": errors.splitlines()}))
+        if errors:
+            raise typer.Exit(NOT_STARTED)
+    elif errors:
+        raise fail(errors)
+    else:
+        typer.echo("The configuration is valid.")
 
 
 @config_app.command("show")

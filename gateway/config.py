@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, get_origin
 
@@ -206,7 +206,7 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _describe(error: ValidationError) -> str:
     lines = []
     for fault in error.errors(include_url=False):
-        key = ".".join(str(part) for part in fault["loc"])
+        key = key_of(fault["loc"])
         # The input is not repeated if it may be a secret: by the key's type or name, or because the key is unknown.
         hidden = fault["type"] == "extra_forbidden" or is_secret_name(key) or _is_secret(fault["loc"])
         plain = isinstance(fault["input"], str | int | float) and not hidden
@@ -215,6 +215,12 @@ def _describe(error: ValidationError) -> str:
             text += nearest(key, (".".join(known) for known, _ in fields(Config)))
         lines.append(f"{key}: {text}, got {fault['input']!r}" if plain else f"{key}: {text}")
     return "\n".join(lines)
+
+
+def key_of(place: Sequence[int | str]) -> str:
+    """Return a key as it is shown: entries of an array are counted from 1, as `limits.rules[1].listener`."""
+    shown = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place)
+    return shown.removeprefix(".")
 
 
 def _is_secret(place: tuple[int | str, ...]) -> bool:

@@ -29,7 +29,7 @@ class Window(msgspec.Struct, frozen=True, omit_defaults=True):
     to_kafka: bool  # True: the client sends; False: it receives
     topic: str  # the Kafka topic; "" if there are several
     granted: int  # messages that may be in flight in total
-    outstanding: int  # of these, not sent yet
+    outstanding: int  # unused credit: of these, not sent yet
     unsettled: int  # sent, without an outcome
     paused: Pause | None = None  # why the next message waits
     window: int = 0  # the adaptive window's current size; 0: same as `granted`

@@ -18,8 +18,12 @@ from pydantic import BaseModel, Secret, SecretStr
 BLANK: Final = "***"
 SECRET_WORDS: Final = (
     "password", "passwd", "passphrase", "secret", "authorization", "credential", "cookie", "api_key", "apikey",
-    "private_key", "access_token", "token",
+    "private_key", "access_token", "token", "pwd", "jwt", "bearer", "signature", "connection_string",
+    "connectionstring", "x_auth",
 )  # fmt: skip
+_WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+FOREIGN_WORDS: Final = frozenset({"pass", "pin", "otp", "sas", "session", "sig", "auth"})
+"""Whole words, since `shipping` is no pin."""
 LEAST_LENGTH: Final = 4
 """Shorter secrets are not searched for, because they would match parts of ordinary words."""
 
@@ -32,6 +36,12 @@ def is_secret_name(name: Hashable) -> bool:
     """Return whether a value with this name is a secret."""
     plain = str(name).lower().replace("-", "_")
     return any(word in plain for word in SECRET_WORDS)
+
+
+@functools.lru_cache(maxsize=1024)
+def is_foreign_secret_name(name: str) -> bool:
+    """Return whether a name that others have chosen, such as a header's, means a secret: also by a short word in it."""
+    return is_secret_name(name) or not FOREIGN_WORDS.isdisjoint(word.lower() for word in _WORD.findall(name))
 
 
 class SecretUrl(Secret[str]):

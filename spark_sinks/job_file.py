@@ -164,7 +164,8 @@ def _described(path: Path, error: ValidationError) -> str:
     kind = next((kind for kind in KINDS.values() if kind.__name__ == error.title), None)
     lines = []
     for fault in error.errors(include_url=False):
-        place = [str(part) if str(part).isprintable() else repr(part) for part in fault["loc"] if part != "[key]"]
+        parts = [part for part in fault["loc"] if part != "[key]"]
+        place = [str(part) if str(part).isprintable() else repr(part) for part in parts]
         text = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
             known = _keys(kind, place[:-1])
@@ -175,7 +176,9 @@ def _described(path: Path, error: ValidationError) -> str:
             text = f"{text}, got {fault['input']!r}"
         elif isinstance(fault["input"], str):
             text = f"{text}, not {fault['input']!r}"
-        lines.append(f"{path}: {'.'.join(place)}: {text}" if place else f"{path}: {text}")
+        pairs = zip(parts, place, strict=True)
+        key = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{name}" for part, name in pairs)
+        lines.append(f"{path}: {key.removeprefix('.')}: {text}" if key else f"{path}: {text}")
     return "\n".join(lines)
 
 

@@ -25,6 +25,7 @@ from gateway.embedded.jars import cache_directory, console_report, ensure_jars, 
 from gateway.embedded.java import SetupError, find_java
 from gateway.embedded.storage import HOST, BrokerError, Marker, PortTakenError
 from gateway.spawn import Tasks
+from tools.acls import allow_gateway
 from tools.secured import LISTENERS, USER, Secured
 
 NODES: Final = (1, 2, 3)
@@ -231,7 +232,7 @@ class Command:
             await self._start()
             if not self._is_ending:
                 _print(f"bootstrap servers: {self._cluster.bootstrap_servers}")
-                self._print_secured()
+                await self._print_secured()
                 await self._watch()
         finally:
             await self._cluster.stop()
@@ -252,12 +253,15 @@ class Command:
         finally:
             self._starting = None
 
-    def _print_secured(self) -> None:
+    async def _print_secured(self) -> None:
+        """Give the gateway's user its rights, and print how to use them."""
         secured = self._cluster.secured
         if secured is not None:
+            await allow_gateway(self._cluster.bootstrap_servers, USER)
             for name in LISTENERS:
                 _print(f"{name}: {self._cluster.servers(name)}")
             _print(f"keys, certificates and the password of {USER}: {secured.ca.parent}")
+            _print(f"a gateway that logs in: trivium up --config {secured.write_config(self._cluster.servers('SASL'))}")
 
     async def _watch(self) -> None:
         watched: set[int] = set()  # process ids
@@ -272,7 +276,10 @@ class Command:
             self._changed.clear()
             if self._starts_again and not self._is_ending:
                 self._starts_again = False
-                await self._start()
+                try:
+                    await self._start()
+                except BrokerError as error:
+                    _print(f"not all nodes could be started: {error}")
 
     async def _report_end(self, node: int, broker: EmbeddedBroker) -> None:
         try:

@@ -85,6 +85,21 @@ class Secured:
         (self._directory / "keys.json").write_text(json.dumps(keys))
         self._write("issuer.pem", _private(issuer))
 
+    def write_config(self, servers: str) -> Path:
+        """Write a `trivium.toml` with which a gateway logs in as `USER` at the SASL listener; return its path."""
+        text = f"""\
+[kafka]
+bootstrap_servers = "{servers}"
+security_protocol = "SASL_SSL"
+sasl_mechanism = "SCRAM-SHA-512"
+sasl_username = "{USER}"
+sasl_password_file = "{self._directory / "password"}"
+ssl_cafile = "{self.ca}"
+create_topics = true
+"""
+        self._write("trivium.toml", text.encode())
+        return self._directory / "trivium.toml"
+
     def _write(self, name: str, content: bytes) -> None:
         """Write a file that only its owner may read."""
         path = self._directory / name

@@ -12,7 +12,7 @@ from typing import Any, Final
 import yaml
 
 from gateway.config import MEBIBYTE, Config
-from gateway.kafka.cluster.rights import NEEDS, Operation, Resource
+from gateway.kafka.cluster.rights import ACL_PLACES, NEEDS, Operation, Place, Resource
 from gateway.kafka.cluster.topic_info import InternalTopic
 from gateway.kafka.state import table_configs
 from gateway.mqtt.connection.refused_again import refused_topic
@@ -20,20 +20,12 @@ from gateway.mqtt.registry import session_registry
 from gateway.mqtt.routing.retained import RETAINED
 from gateway.rest.produce.idempotency_table import REQUESTS, RETENTION_MARGIN_MS
 from gateway.security import group_names
-from mapping.record import INTERNAL_TOPIC_PREFIX
 from tools.tables import ROOT
 
 DEPLOY: Final = ROOT / "deploy" / "strimzi"
 API: Final = "kafka.strimzi.io/v1"
 CLUSTER: Final = {"strimzi.io/cluster": "my-cluster"}
 REPLICAS: Final = 3
-RESOURCES: Final[dict[Resource, dict[str, str]]] = {
-    Resource.OWN_TOPICS: {"type": "topic", "name": f"{INTERNAL_TOPIC_PREFIX}trivium_", "patternType": "prefix"},
-    Resource.CLIENT_TOPICS: {"type": "topic", "name": "*", "patternType": "literal"},
-    Resource.CLUSTER: {"type": "cluster"},
-    Resource.GROUPS: {"type": "group", "name": "*", "patternType": "literal"},
-    Resource.TRANSACTIONS: {"type": "transactionalId", "name": "trivium-", "patternType": "prefix"},
-}
 USER_HEADER: Final = """\
 # Written by `make tables` from the list that `trivium doctor` checks (gateway/kafka/cluster/rights.py).
 # Replace my-cluster. If clients' topics or groups have a common prefix, use it instead of "*", with the pattern type
@@ -47,11 +39,15 @@ TOPICS_HEADER: Final = """\
 
 def user() -> dict[str, Any]:
     """Return the gateway's Kafka user with all rights that it needs."""
-    allowed: dict[Resource, list[Operation]] = {resource: [] for resource in RESOURCES}
+    allowed: dict[Resource, list[Operation]] = {resource: [] for resource in ACL_PLACES}
     for need in NEEDS:
         allowed[need.resource] += need.operations
     acls = [
-        {"resource": RESOURCES[resource], "operations": [str(operation) for operation in operations], "host": "*"}
+        {
+            "resource": resource_of(ACL_PLACES[resource]),
+            "operations": [str(operation) for operation in operations],
+            "host": "*",
+        }
         for resource, operations in allowed.items()
         if operations
     ]
@@ -64,6 +60,14 @@ def user() -> dict[str, Any]:
             "authorization": {"type": "simple", "acls": acls},
         },
     }
+
+
+def resource_of(place: Place) -> dict[str, str]:
+    """Return a resource as Strimzi describes it."""
+    if place.kind == "cluster":
+        return {"type": "cluster"}
+    kind = "transactionalId" if place.kind == "transactional-id" else place.kind
+    return {"type": kind, "name": place.name, "patternType": "prefix" if place.prefixed else "literal"}
 
 
 def own_topics(config: Config) -> Iterator[InternalTopic]:

@@ -26,6 +26,7 @@ from gateway.config import Config
 from gateway.drain import DrainStatistics
 from gateway.embedded.open_files import Statistics as OpenFiles
 from gateway.failures import FailureStatistics
+from gateway.kafka.cluster.rights import ACL_PLACES, NEEDS, Operation, Resource
 from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
 from gateway.kafka.cluster.topic_safety import Statistics as TopicSafety
 from gateway.kafka.driver.login import Statistics as LoginStatistics
@@ -67,6 +68,7 @@ from tools import spark_manifests
 ROOT: Final = Path(__file__).parents[1]
 CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
 METRICS: Final = ROOT / "docs" / "metrics.md"
+OPERATIONS: Final = ROOT / "docs" / "operations.md"
 MQTT: Final = ROOT / "docs" / "mqtt.md"
 DECISIONS: Final = ROOT / "docs" / "adr"
 MODELS: Final = ROOT / "docs" / "spec"
@@ -254,6 +256,21 @@ def metrics() -> str:
     return "".join(parts).removesuffix("\n")
 
 
+def acl_commands() -> str:
+    """Return the commands that grant the gateway its rights."""
+    allowed: dict[Resource, dict[Operation, None]] = {}
+    for need in NEEDS:
+        allowed.setdefault(need.resource, {}).update(dict.fromkeys(need.operations))
+    lines = []
+    for resource, operations in allowed.items():
+        kind, name, prefixed = ACL_PLACES[resource]
+        where = f"--{kind}" if kind == "cluster" else f"--{kind} '{name}'"
+        pattern = " --resource-pattern-type prefixed" if prefixed else ""
+        words = " ".join(f"--operation {one}" for one in operations)
+        lines.append(f"kafka-acls.sh $KAFKA --add --allow-principal User:gateway {where}{pattern} {words}\n")
+    return f"\n```sh\n{''.join(lines)}```\n\n"
+
+
 def mutations() -> str:
     """Return the table of the mutations that TLC finds in the models and tests find in the code."""
     rows = ["| model | mistake | property | the same in the code | found by |\n|---|---|---|---|---|\n"]
@@ -312,6 +329,7 @@ PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     (CONFIGURATION, "TLS of a listener", functools.partial(entry, TlsConfig, "listeners.tls.")),
     (CONFIGURATION, "limit rule", functools.partial(entry, LimitRule, "rules[].", ())),
     (METRICS, "metrics", metrics),
+    (OPERATIONS, "kafka-acls", acl_commands),
     (MQTT, "session", functools.partial(diagram, lifecycle.TABLE, "ABSENT", idle=False)),
     (MQTT, "QoS 2", functools.partial(diagram, qos2_states.TABLE, "ENDED", idle=True)),
     *((SPARK, name, functools.partial(entry, model)) for name, model in JOB_PARTS.items()),

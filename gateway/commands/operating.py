@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from functools import partial
 from typing import Annotated
@@ -24,11 +25,15 @@ def drain(
     user: User = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the gateway has stopped.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait; then the exit code is 1.")] = 600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: whether it drains, and has stopped.")] = False,
 ) -> None:
     """Disconnect a gateway's clients at a limited rate, then stop it (section `drain` of its configuration)."""
     with management(config, url, user) as gateway:
         gateway.ask("/drain", "POST")
-    if wait and not gateway.wait_gone(timeout):
+    stopped = wait and gateway.wait_gone(timeout)
+    if as_json:
+        typer.echo(json.dumps({"draining": True, "stopped": stopped}))
+    if wait and not stopped:
         raise fail(f"the gateway still answers after {timeout:g} s", FAILED)
 
 

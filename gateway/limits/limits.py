@@ -120,10 +120,10 @@ class Limits:
             ConfigError: A rule names none of `listeners`.
         """
         known = set(listeners)
-        for number, rule in enumerate(config.rules):
+        for number, rule in enumerate(config.rules, 1):
             if rule.listener is not None and rule.listener not in known:
                 raise ConfigError(
-                    f"limits.rules.{number}.listener: there is no listener {rule.listener!r}; expected one of"
+                    f"limits.rules[{number}].listener: there is no listener {rule.listener!r}; expected one of"
                     f" {', '.join(sorted(known))}"
                 )
         self.clock = clock

@@ -63,7 +63,7 @@ def _details(view: ClientView) -> Table:
         facts.append(("unwritten", size(view.flow.unwritten)))
         for window in view.flow.windows:
             way = "to Kafka" if window.to_kafka else "to the client"
-            counts = f"granted {window.granted:,}, outstanding {window.outstanding:,}, unsettled {window.unsettled:,}"
+            counts = f"granted {window.granted:,}, unused credit {window.outstanding:,}, unsettled {window.unsettled:,}"
             facts.append(("window", f"{window.name} {window.topic} ({way}): {counts}"))
     for one in view.subscriptions:
         qos = "" if one.qos is None else f" QoS {one.qos}"

@@ -128,6 +128,7 @@ class Management:
         self._console = Console(flow, metrics, ready, self._spark_jobs)
         self._admit = admit
         self._guarded = False
+        self._host = ""
         self._heads = Heads(hosts, secure=ssl_context is not None)
         self._origins = origins
         self._ssl_context = ssl_context
@@ -137,6 +138,7 @@ class Management:
     async def start(self, address: Address) -> None:
         """Listen on `address`; raises OSError."""
         self._guarded = not address.is_loopback
+        self._host = address.host
         app = web.Application(client_max_size=1024, middlewares=[self._check])
         app.add_routes(
             [
@@ -173,6 +175,11 @@ class Management:
         if self._bound is None:
             raise RuntimeError("the management listener is not open")
         return self._bound[1]
+
+    @property
+    def url(self) -> str:
+        """The URL with the configured host and the bound port."""
+        return f"{'https' if self._ssl_context is not None else 'http'}://{throttle.peer_of((self._host, self.port))}"
 
     async def stop(self) -> None:
         """Close the listener and its connections."""

@@ -90,13 +90,13 @@ class ListedRules:
     """The rules of `security.access` as an `authorization.Rulebook`."""
 
     def __init__(self, rules: Sequence[AccessRule]) -> None:
-        """Compile the rules; raises ConfigError, which names `security.access[i]`, if one is not valid."""
+        """Compile the rules; raises ConfigError, which names `security.access[i]` (from 1), if one is not valid."""
         self._by_principal: dict[str, list[tuple[int, Template]]] = {}
         self.everything = all(rule.group is not None for rule in rules)  # there are no topic rules
         self.by_client_id = False
         self.by_certificate = False
         for number, rule in enumerate(rules):
-            where = f"security.access[{number}]"
+            where = f"security.access[{number + 1}]"
             if rule.principal in ("", GROUP_PREFIX):
                 raise ConfigError(f"{where}.principal: must not be empty; * means everyone")
             compiled = _topic_template(rule, where) if rule.group is None else _group_template(rule, where)

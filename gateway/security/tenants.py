@@ -59,7 +59,7 @@ class Tenants:
         self._required = config.tenants.required
         self._logins: Counter[str] = Counter()
         self._refused = 0
-        for number, (kind, what) in enumerate(self._sources):
+        for number, (kind, what) in enumerate(self._sources, 1):
             why = _never(kind, what, config, listeners)
             if why is not None:
                 raise ConfigError(f"security.tenants.sources[{number}]: can never name a tenant: {why}")

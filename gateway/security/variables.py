@@ -91,7 +91,7 @@ def claims_in(config: SecurityConfig) -> tuple[str, ...]:
 
 def check_logins(config: SecurityConfig, logins: Collection[LoginMethod]) -> None:
     """Raise ConfigError if a rule uses a variable that none of the listeners' `logins` can give a value."""
-    for number, rule in enumerate(config.access):
+    for number, rule in enumerate(config.access, 1):
         for variable in _variables(rule):
             why = never(variable, rule.principal, config, logins)
             if why is not None:

@@ -75,8 +75,8 @@ class LimitsConfig(Section):
 
     @model_validator(mode="after")
     def _reached(self) -> LimitsConfig:
-        for number, rule in enumerate(self.rules):
-            for before, earlier in enumerate(self.rules[:number]):
+        for number, rule in enumerate(self.rules, 1):
+            for before, earlier in enumerate(self.rules[: number - 1], 1):
                 if earlier.covers(rule):
-                    raise ValueError(f"rules.{number} is never reached: rules.{before} applies to all of its clients")
+                    raise ValueError(f"rules[{number}] is never reached: rules[{before}] applies to all of its clients")
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from gateway.secret import BLANK, is_secret_name
+from gateway.secret import BLANK, is_foreign_secret_name
 from gateway.texts import cut
 
 TEXT: Final = 256  # characters shown of a text
@@ -63,5 +63,5 @@ def shown_pairs(pairs: Iterable[tuple[Any, Any]]) -> Line:
             found["…"] = "…"
             break
         text = cut(str(name), TEXT)
-        found[text] = BLANK if is_secret_name(text) else shown(value, DEPTH - 1)
+        found[text] = BLANK if is_foreign_secret_name(text) else shown(value, DEPTH - 1)
     return found

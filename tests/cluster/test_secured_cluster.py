@@ -19,8 +19,9 @@ from gateway.kafka.driver.lifecycle import open_consumer
 from gateway.spawn import Tasks
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
-from tests.support.secured import allow_gateway, secured_of
+from tests.support.secured import secured_of
 from tests.support.topics import produce, until_led
+from tools.acls import allow_gateway
 from tools.cluster import Cluster, new_cluster
 from tools.secured import USER
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.cluster
 async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     cluster = new_cluster(tmp_path_factory.mktemp("secured"), secured=True)
     await cluster.start()
-    await allow_gateway(cluster.bootstrap_servers)
+    await allow_gateway(cluster.bootstrap_servers, USER)
     yield cluster
     await cluster.stop()
 

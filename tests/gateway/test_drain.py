@@ -174,8 +174,9 @@ async def answers_ready(gateway: GatewayProcess) -> tuple[int, dict[str, Any]]:
 async def send_away(gateway: GatewayProcess) -> None:
     """Start the drain as an operator does."""
     url = f"http://{gateway.addresses['management']}"
-    done = await asyncio.to_thread(CliRunner().invoke, app, ["drain", "--url", url])
+    done = await asyncio.to_thread(CliRunner().invoke, app, ["drain", "--url", url, "--json"])
     assert done.exit_code == 0, done.output
+    assert json.loads(done.output) == {"draining": True, "stopped": False}
 
 
 async def records_of(bootstrap: str, client_id: str) -> list[tuple[str, dict[str, Any]]]:

@@ -90,14 +90,14 @@ def test_an_impossible_configuration_is_refused(entries: list[Any], sections: di
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
-        (one("Big"), "listeners.0.name"),
-        (one("a", protocol="smtp"), "listeners.0.protocol"),
-        (one("a", tls={"cert": "c"}), "listeners.0.tls.key"),
-        (one("a", tls={**TLS, "require_client_cert": True}), "listeners.0.tls: require_client_cert needs client_ca"),
-        (one("a", tls=TLS, plain=True), "listeners.0: plain and tls exclude each other"),
-        (one("a", logins=[]), "listeners.0.logins"),
-        (one("a", logins=["kerberos"]), "listeners.0.logins.0"),
-        (one("a", max_connections=0), "listeners.0.max_connections"),
+        (one("Big"), "listeners[1].name"),
+        (one("a", protocol="smtp"), "listeners[1].protocol"),
+        (one("a", tls={"cert": "c"}), "listeners[1].tls.key"),
+        (one("a", tls={**TLS, "require_client_cert": True}), "listeners[1].tls: require_client_cert needs client_ca"),
+        (one("a", tls=TLS, plain=True), "listeners[1]: plain and tls exclude each other"),
+        (one("a", logins=[]), "listeners[1].logins"),
+        (one("a", logins=["kerberos"]), "listeners[1].logins[1]"),
+        (one("a", max_connections=0), "listeners[1].max_connections"),
     ],
 )
 def test_a_bad_entry_is_named_by_its_place(entry: dict[str, Any], told: str) -> None:

@@ -182,6 +182,8 @@ async def test_the_embedded_broker_from_start_to_crash(
         f'trivium_build_info{{python="{platform.python_version()}",version="{version}"}} 1.0'
         in (await get(gateway, "/metrics"))[1]
     )
+    told = [line for line in map(json.loads, gateway.log.read_text().splitlines()) if line["event"] == "ready"]
+    assert [line["console"] for line in told] == [f"http://{ready['management']}/console"]
     first = json.loads(gateway.log.read_text().splitlines()[0])
     assert (first["event"], first["version"]) == ("starting", version)
     status, text = await get(gateway, "/ready")
@@ -465,6 +467,10 @@ def test_a_bad_configuration_is_refused_with_the_keys_name(tmp_path: Path, text:
     assert (result.exit_code, result.stdout) == (2, "")
     for word in words:
         assert word in complaint(result.stderr)
+    result = CliRunner().invoke(app, ["config", "check", "--config", str(file), "--json"])
+    found = json.loads(result.stdout)
+    assert (result.exit_code, result.stderr, found["valid"]) == (2, "", False)
+    assert all(word in found["errors"][0] for word in words)
 
 
 async def test_a_configuration_that_check_refuses_does_not_start(tmp_path: Path) -> None:
@@ -500,6 +506,8 @@ async def test_check_accepts_a_valid_configuration(tmp_path: Path) -> None:
     file.write_text('[mqtt]\naddress = "127.0.0.1:0"\n[[mapping.rules]]\nmqtt = "a/+/b"\ntopic = "t"\n')
     code, out, _ = await trivium("config", "check", "--config", str(file))
     assert (code, out) == (0, "The configuration is valid.\n")
+    code, out, _ = await trivium("config", "check", "--config", str(file), "--json")
+    assert (code, json.loads(out)) == (0, {"valid": True, "errors": []})
 
 
 async def test_help_needs_no_heavy_imports() -> None:

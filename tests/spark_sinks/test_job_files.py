@@ -144,7 +144,7 @@ def test_there_is_an_example_of_every_kind() -> None:
         (STATS, '"double"', '"float"', "source.columns.temperature.type: Input should be 'double', 'long'"),
         (STATS, "temperature =", "time =", "every record already has a column of this name"),
         (STATS, "door =", "Temperature =", "columns: two names differ only in case"),
-        (STATS, '["sensors"]', '["__consumer_offsets"]', "source.topics.0: expected the name of a Kafka topic"),
+        (STATS, '["sensors"]', '["__consumer_offsets"]', "source.topics[1]: expected the name of a Kafka topic"),
         (STATS, '["sensors"]', '["maximum"]', "sink.kafka: maximum is a source of this job"),
         (STATS, ', dead_letters = "dlq"', "", "source.dead_letters: set a topic for records that cannot be decoded"),
         (STATS, '"dlq"', '"sensors"', "source.dead_letters: sensors is a source or a sink of this job"),

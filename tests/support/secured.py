@@ -4,102 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import struct
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from urllib.parse import unquote_plus
 
 import pytest
 from aiohttp import web
 
-from gateway.kafka.cluster.rights import NEEDS, Resource
-from gateway.kafka.driver.acl_requests import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Acl, all_acls, read_acls
-from gateway.kafka.driver.admin_client import AdminClient
-from gateway.kafka.driver.wire import EncodedRequest
+from gateway.config import KafkaConfig
 from tests.support import hung
-from tests.support.waiting import wait_until
+from tools.acls import allow_gateway
 from tools.cluster import Cluster, new_cluster
 from tools.secured import USER, Secured
 
 REAUTHENTICATE_MS = 4000
 """How long a SCRAM-SHA-256 login lasts on the tests' broker; the other password logins do not expire."""
-
-PLACES = {
-    Resource.OWN_TOPICS: (TOPIC, "__trivium_", True),
-    Resource.CLIENT_TOPICS: (TOPIC, "*", False),
-    Resource.CLUSTER: (CLUSTER, "kafka-cluster", False),
-    Resource.GROUPS: (GROUP, "*", False),
-    Resource.TRANSACTIONS: (TRANSACTIONAL_ID, "trivium-", True),
-}
-"""Kafka's resource type, the resource's name, and whether the name is a prefix."""
-
-
-class _CreateAcls(EncodedRequest):
-    API_KEY = 30
-    API_VERSION = 1
-
-
-class _DeleteAcls(EncodedRequest):
-    API_KEY = 31
-    API_VERSION = 1
-
-
-def _text(value: str) -> bytes:
-    return struct.pack(">h", len(value.encode())) + value.encode()
-
-
-class Acls:
-    """Creates and deletes ACLs over the plain listener, and waits until the broker applies them."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self._admin = AdminClient(bootstrap_servers=bootstrap)
-
-    async def __aenter__(self) -> Acls:
-        await self._admin.start()
-        self._node = next(iter(self._admin._client.cluster.brokers())).nodeId
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._admin.close()
-
-    async def create(self, *acls: Acl) -> None:
-        await self._change(_CreateAcls, acls)
-        await wait_until(lambda: self._has(set(acls), all))
-
-    async def delete(self, *acls: Acl) -> None:
-        await self._change(_DeleteAcls, acls)
-        await wait_until(lambda: self._has(set(acls), none))
-
-    async def _change(self, request: type[EncodedRequest], acls: Sequence[Acl]) -> None:
-        parts = [struct.pack(">i", len(acls))]
-        for acl in acls:
-            kind, pattern = struct.pack(">b", acl.kind), struct.pack(">b", 4 if acl.prefixed else 3)
-            place = kind + _text(acl.name) + pattern + _text(acl.principal) + _text(acl.host)
-            parts.append(place + struct.pack(">bb", acl.operation, 3 if acl.allow else 2))
-        answer = await self._admin.request(request(b"".join(parts)), self._node)
-        assert not struct.unpack_from(">h", answer, 8)[0], answer
-
-    async def _has(self, acls: set[Acl], count: Callable[[Iterator[bool]], bool]) -> bool:
-        there = set(await self.all())
-        return count(acl in there for acl in acls)
-
-    async def all(self) -> list[Acl]:
-        """Return all ACLs that the broker applies."""
-        return read_acls(await self._admin.request(all_acls(), self._node))
-
-
-def none(found: Iterator[bool]) -> bool:
-    return not any(found)
-
-
-async def allow_gateway(bootstrap: str) -> None:
-    """Grant only the ACLs in `NEEDS`, over the plain listener."""
-    needed = [
-        Acl(*PLACES[need.resource], f"User:{USER}", "*", int(operation), True)
-        for need in NEEDS
-        for operation in need.operations
-    ]
-    async with Acls(bootstrap) as acls:
-        await acls.create(*needed)
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +27,7 @@ def secured_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
     cluster = new_cluster(tmp_path_factory.mktemp("secured"), settings=lifetime, nodes=(1,), secured=True)
     with asyncio.Runner(loop_factory=hung.Loop) as runner:
         runner.run(cluster.start())
-        runner.run(allow_gateway(cluster.bootstrap_servers))
+        runner.run(allow_gateway(cluster.bootstrap_servers, USER))
         yield cluster
         runner.run(cluster.stop())
 
@@ -118,6 +36,17 @@ def secured_of(cluster: Cluster) -> Secured:
     """Return the cluster's keys and passwords."""
     assert cluster.secured is not None
     return cluster.secured
+
+
+def kafka_of(cluster: Cluster, user: str) -> KafkaConfig:
+    """Return the settings of a client that logs in as `user`."""
+    secured = secured_of(cluster)
+    return KafkaConfig.model_validate(
+        {
+            "bootstrap_servers": cluster.servers("SASL"), "security_protocol": "SASL_SSL", "ssl_cafile": secured.ca,
+            "sasl_mechanism": "PLAIN", "sasl_username": user, "sasl_password": secured.password,
+        }
+    )  # fmt: skip
 
 
 class TokenEndpoint:

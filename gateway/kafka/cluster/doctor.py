@@ -14,7 +14,8 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.admin import ApiVersionRequest
 
 from gateway.config import Config, ConfigError
-from gateway.kafka.cluster.rights import NEEDS, Resource, lacking
+from gateway.kafka.cluster.rights import CREATE, DESCRIBE, NEEDS, Operation, Resource, lacking
+from gateway.kafka.cluster.rights_trials import OWN_TOPIC, is_allowed, trials
 from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.cluster.topic_safety import ROUND, SAFE_COPIES, describe_topics, topics_to_check, why_unsafe
 from gateway.kafka.contracts import Refused
@@ -174,7 +175,7 @@ async def _acls(queries: TopicQueries, found: Callable[[Finding], None]) -> None
 async def _rights(
     queries: TopicQueries, own: Sequence[str], theirs: Sequence[str], found: Callable[[Finding], None]
 ) -> None:
-    """Check our rights on existing topics and the cluster; Kafka reports no others."""
+    """Check our rights: on existing topics and the cluster Kafka reports them, the others are tried."""
     allowed: dict[Resource, list[tuple[str, int]]] = {}
     for kind, names in ((Resource.OWN_TOPICS, own), (Resource.CLIENT_TOPICS, theirs)):
         allowed[kind] = []
@@ -186,19 +187,26 @@ async def _rights(
                 if topic.error in {0, DENIED}
             ]
             allowed[Resource.CLUSTER] = [("", answer.operations)]
+    denied: dict[tuple[Resource, str], set[Operation]] = {}
+    for trial in trials(own_topics=not own):
+        denied.setdefault((trial.resource, trial.name), set())
+        if not await is_allowed(trial, queries):
+            denied[trial.resource, trial.name].add(trial.operation)
+    if CREATE in denied.get((Resource.OWN_TOPICS, OWN_TOPIC), ()):
+        text = f"rights: Create on {Resource.OWN_TOPICS.value} ({OWN_TOPIC}), or on the cluster, is missing"
+        found(Finding(False, f"{text}: the gateway is never ready"))
+    for (kind, name), missed in denied.items():
+        allowed.setdefault(kind, []).append((name, ~sum(1 << one for one in missed)))
+    [(_, on_cluster)] = allowed[Resource.CLUSTER]
     for need in NEEDS:
+        if need.resource is Resource.CLUSTER and not on_cluster and DESCRIBE not in need.operations:
+            continue  # Kafka reports none of them without Describe
         words = ", ".join(map(str, need.operations))
-        if need.resource not in allowed:
-            found(
-                Finding(
-                    None, f"rights: {words} on {need.resource.value} cannot be checked; without them: {need.without}"
-                )
-            )
-            continue
         bad = [(name, missing) for name, operations in allowed[need.resource] if (missing := lacking(need, operations))]
         for name, missing in bad[:SHOWN]:
             place = f"{need.resource.value}{name and f' ({name})'}"
-            verdict = None if not need.always else False
+            # Rights on groups may be for some names only, and this one is ours.
+            verdict = False if need.always and need.resource is not Resource.GROUPS else None
             found(Finding(verdict, f"rights: {', '.join(map(str, missing))} on {place} is missing: {need.without}"))
         if not bad and allowed[need.resource]:
             found(Finding(True, f"rights: {words} on {need.resource.value}"))

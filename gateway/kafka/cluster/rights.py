@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from gateway.kafka.driver.wire import NOT_REPORTED
 from mapping.record import INTERNAL_TOPIC_PREFIX
@@ -33,6 +33,24 @@ class Resource(enum.Enum):
     CLUSTER = "cluster"
     GROUPS = "groups of clients"
     TRANSACTIONS = "transactional ids trivium-*"
+
+
+class Place(NamedTuple):
+    """A resource as Kafka's ACLs name it."""
+
+    kind: Literal["topic", "cluster", "group", "transactional-id"]
+    name: str
+    prefixed: bool = False  # the name is a prefix
+
+
+ACL_PLACES: Final = {
+    Resource.OWN_TOPICS: Place("topic", f"{INTERNAL_TOPIC_PREFIX}trivium_", prefixed=True),
+    Resource.CLIENT_TOPICS: Place("topic", "*"),
+    Resource.CLUSTER: Place("cluster", "kafka-cluster"),
+    Resource.GROUPS: Place("group", "*"),
+    Resource.TRANSACTIONS: Place("transactional-id", "trivium-", prefixed=True),
+}
+"""What to grant rights on where clients may use any topic and group."""
 
 
 class Need(NamedTuple):
@@ -70,7 +88,7 @@ NEEDS: Final = (
     Need(Resource.GROUPS, (DESCRIBE, READ), "consumers, shared subscriptions and T/group.id/G are refused"),
     Need(Resource.TRANSACTIONS, (DESCRIBE, WRITE), "AMQP transactions are refused"),
 )
-"""Kafka reports the authorized operations of topics and the cluster, but not of groups and transactional ids."""
+"""Kafka reports the authorized operations of topics and the cluster; `rights_trials` tries the others."""
 
 
 def lacking(need: Need, operations: int) -> tuple[Operation, ...]:

@@ -256,7 +256,7 @@ function show({ flow, figures, ready, spark }) {
           .map(
             (window) =>
               `${window.to_kafka ? "to" : "from"} Kafka: ${window.name}${window.topic ? ` (${window.topic})` : ""}: ` +
-              `granted ${number(window.granted)}, outstanding ${number(window.outstanding)}, unsettled ${number(window.unsettled)}` +
+              `granted ${number(window.granted)}, unused credit ${number(window.outstanding)}, unsettled ${number(window.unsettled)}` +
               (window.paused ? `, paused: ${window.paused.reason}` : ""),
           )
           .concat(each.windows_total > each.windows.length ? [`and ${number(each.windows_total - each.windows.length)} more`] : []),

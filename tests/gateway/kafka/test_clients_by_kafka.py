@@ -20,9 +20,10 @@ from gateway.kafka.cluster.rights import Operation
 from gateway.kafka.driver.acl_requests import ALL, GROUP, TOPIC, Acl
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
-from tests.support.secured import Acls, secured_of
+from tests.support.secured import secured_of
 from tests.support.topics import until_led
 from tests.support.waiting import wait_until
+from tools.acls import Acls
 from tools.cluster import Cluster
 from tools.secured import USER
 

@@ -37,9 +37,10 @@ from mapping.rules import Rules, RuleText
 from protocols.amqp.sasl import SaslCode
 from tests.support.assembled import assembled
 from tests.support.mqtt import RawClient
-from tests.support.secured import Acls, secured_of
+from tests.support.secured import kafka_of
 from tests.support.topics import until_led
 from tests.support.waiting import wait_until
+from tools.acls import Acls
 from tools.cluster import Cluster
 from tools.secured import CLIENTS
 
@@ -91,16 +92,6 @@ class User:
             assert error in {0, 30}, error  # GROUP_AUTHORIZATION_FAILED
             found[texts[0]] = None if error else operations
         return found
-
-
-def kafka_of(cluster: Cluster, user: str) -> KafkaConfig:
-    secured = secured_of(cluster)
-    return KafkaConfig.model_validate(
-        {
-            "bootstrap_servers": cluster.servers("SASL"), "security_protocol": "SASL_SSL", "ssl_cafile": secured.ca,
-            "sasl_mechanism": "PLAIN", "sasl_username": user, "sasl_password": secured.password,
-        }
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

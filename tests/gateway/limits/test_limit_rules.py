@@ -117,7 +117,7 @@ def test_a_rule_that_is_said_to_be_never_reached_never_holds(
         ([{"per": "connection", "connects_per_s": 2}], "cannot be per connection"),
         ([{"per": "tenant", "disconnect": True, "in_bytes_per_s": 9}], "disconnect cannot be per tenant"),
         ([{"per": "principal", "disconnect": True}], "disconnect needs in_messages_per_s"),
-        ([{"per": "principal"}, {"per": "principal", "principal": "ann"}], r"rules\.1 is never reached"),
+        ([{"per": "principal"}, {"per": "principal", "principal": "ann"}], r"rules\[2\] is never reached"),
         ([{"per": "client"}], "Input should be"),
         ([{"per": "principal", "in_bytes_per_s": -1}], "greater than or equal to 0"),
         ([{"connections": 3}], "Field required"),
@@ -130,6 +130,7 @@ def test_what_cannot_be_meant_is_refused(rules: list[dict[str, Any]], sentence: 
 
 def test_a_rule_for_a_listener_that_there_is_not_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"limits\.rules\.0\.listener: there is no listener 'mqqt'; expected one of amqp, http, mqtt"
+        ConfigError,
+        match=r"limits\.rules\[1\]\.listener: there is no listener 'mqqt'; expected one of amqp, http, mqtt",
     ):
         limits([LimitRule(per="listener", listener="mqqt")])

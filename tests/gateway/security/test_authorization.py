@@ -106,24 +106,24 @@ def test_a_deny_rule_after_the_covering_one_changes_nothing() -> None:
 @pytest.mark.parametrize("topic", ["a/#/b", "", "a+", "a\0"])
 def test_bad_rules_stop_the_start(topic: str) -> None:
     for key in ("topic", "kafka"):
-        with pytest.raises(ConfigError, match=rf"^security\.access\[1\]\.{key}: "):
+        with pytest.raises(ConfigError, match=rf"^security\.access\[2\]\.{key}: "):
             AccessList([AccessRule(), AccessRule.model_validate({key: topic})])
 
 
 @pytest.mark.parametrize("kafka", ["$SYS/#", "no kafka name"])
 def test_a_rule_about_what_kafka_cannot_have_stops_the_start(kafka: str) -> None:
-    with pytest.raises(ConfigError, match=r"^security\.access\[0\]\.kafka: "):
+    with pytest.raises(ConfigError, match=r"^security\.access\[1\]\.kafka: "):
         AccessList([AccessRule(kafka=kafka)])
     AccessList([AccessRule(topic=kafka)])  # MQTT has such topics
 
 
 def test_a_rule_is_about_one_kind_of_names() -> None:
-    with pytest.raises(ConfigError, match=r"^security\.access\[0\]: "):
+    with pytest.raises(ConfigError, match=r"^security\.access\[1\]: "):
         AccessList([AccessRule(kafka="a", topic="b")])
 
 
 def test_an_empty_principal_stops_the_start() -> None:
-    with pytest.raises(ConfigError, match=r"^security\.access\[0\]\.principal"):
+    with pytest.raises(ConfigError, match=r"^security\.access\[1\]\.principal"):
         AccessList([AccessRule(principal="")])
 
 

@@ -151,7 +151,7 @@ def test_the_first_rule_that_fits_decides_and_topics_stay_as_they_are() -> None:
     ],
 )
 def test_rules_that_cannot_be_meant_stop_the_start(rule: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"^security\.access\[1\]"):
+    with pytest.raises(ConfigError, match=r"^security\.access\[2\]"):
         AccessList([AccessRule(), AccessRule.model_validate(rule)])
 
 

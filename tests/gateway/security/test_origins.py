@@ -86,7 +86,7 @@ def test_a_page_that_says_no_origin(site: str | None, mode: str | None, path: st
 
 @pytest.mark.parametrize("origin", ["good.example", "https://", "https://good.example/", "://x"])
 def test_a_bad_origin_stops_the_start(origin: str) -> None:
-    with pytest.raises(ConfigError, match=r"security\.origins\.0: expected SCHEME://HOST"):
+    with pytest.raises(ConfigError, match=r"security\.origins\[1\]: expected SCHEME://HOST"):
         load(flags={"security": {"origins": [origin]}})
 
 
@@ -121,5 +121,5 @@ def test_where_a_login_is_needed_any_name_does_unless_names_are_configured() -> 
 
 @pytest.mark.parametrize("name", ["", "http://a", "a:80", "a/b", "*.a", "[::1]"])
 def test_a_bad_name_stops_the_start(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"security\.hosts\.0: expected a name without a port"):
+    with pytest.raises(ConfigError, match=r"security\.hosts\[1\]: expected a name without a port"):
         load(flags={"security": {"hosts": [name]}})

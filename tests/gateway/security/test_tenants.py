@@ -119,5 +119,5 @@ def test_a_source_that_there_is_not(source: str) -> None:
     [("claim:org", "oauth"), ("group:a*", "oauth"), ("certificate:O", "tls_client_ca"), ("user", "anonymous")],
 )
 def test_a_source_that_can_say_nothing_stops_the_start(source: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"security.tenants.sources\[0\]: .*{key}"):
+    with pytest.raises(ConfigError, match=rf"security.tenants.sources\[1\]: .*{key}"):
         made(SecurityConfig(tenants={"sources": [source]}))  # type: ignore[arg-type]

@@ -297,5 +297,5 @@ def test_groups_are_principals() -> None:
     assert access.for_client(member).subscribe("sensors", "a")
     assert not access.for_client(Identity("ann", "token")).publish("sensors", "a")
     assert not access.for_client(Identity("group:writers", "certificate")).publish("sensors", "a")
-    with pytest.raises(ConfigError, match=r"access\[0\]\.principal"):
+    with pytest.raises(ConfigError, match=r"access\[1\]\.principal"):
         AccessList(SecurityConfig(access=[{"principal": "group:"}]).access)

@@ -96,17 +96,17 @@ def test_groups_may_have_variables_too() -> None:
 @pytest.mark.parametrize(
     ("rule", "complaint"),
     [
-        ({"topic": "a/{user}/#"}, r"\[1\]\.topic: \{user\} in '\{user\}' is not a variable; expected \{name\}"),
-        ({"topic": "a/{}/#"}, r"\[1\]\.topic: \{\} in"),
-        ({"topic": "a/{claim:}"}, r"\[1\]\.topic: \{claim:\} in"),
-        ({"topic": "a/{name/#"}, r"\[1\]\.topic: '\{name' has unbalanced braces"),
-        ({"kafka": "name}/#"}, r"\[1\]\.kafka: 'name\}' has unbalanced braces"),
-        ({"topic": "a/{name}{client}"}, r"\[1\]\.topic: .* two variables"),
-        ({"topic": "a/{name}-{client}"}, r"\[1\]\.topic: .* two variables"),
-        ({"topic": "{name}#"}, r"\[1\]\.topic: '\{name\}#' is neither"),
-        ({"kafka": "a b{name}"}, r"\[1\]\.kafka: .* is not a Kafka topic name"),
-        ({"group": "{name}*"}, r"\[1\]\.group: .* needs a separator"),
-        ({"group": "{user}"}, r"\[1\]\.group: \{user\}"),
+        ({"topic": "a/{user}/#"}, r"\[2\]\.topic: \{user\} in '\{user\}' is not a variable; expected \{name\}"),
+        ({"topic": "a/{}/#"}, r"\[2\]\.topic: \{\} in"),
+        ({"topic": "a/{claim:}"}, r"\[2\]\.topic: \{claim:\} in"),
+        ({"topic": "a/{name/#"}, r"\[2\]\.topic: '\{name' has unbalanced braces"),
+        ({"kafka": "name}/#"}, r"\[2\]\.kafka: 'name\}' has unbalanced braces"),
+        ({"topic": "a/{name}{client}"}, r"\[2\]\.topic: .* two variables"),
+        ({"topic": "a/{name}-{client}"}, r"\[2\]\.topic: .* two variables"),
+        ({"topic": "{name}#"}, r"\[2\]\.topic: '\{name\}#' is neither"),
+        ({"kafka": "a b{name}"}, r"\[2\]\.kafka: .* is not a Kafka topic name"),
+        ({"group": "{name}*"}, r"\[2\]\.group: .* needs a separator"),
+        ({"group": "{user}"}, r"\[2\]\.group: \{user\}"),
     ],
 )
 def test_rules_that_cannot_be_meant_are_refused(rule: dict[str, str], complaint: str) -> None:
@@ -142,7 +142,7 @@ def test_a_variable_that_no_login_says_is_told(options: dict[str, Any], rule: di
     if why is None:
         check_logins(config, config.logins)
         return
-    with pytest.raises(ConfigError, match=r"^security\.access\[1\]: \{.*\} can never have a value: " + why):
+    with pytest.raises(ConfigError, match=r"^security\.access\[2\]: \{.*\} can never have a value: " + why):
         check_logins(config, config.logins)
 
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.secret import BLANK
 from gateway.trace.amqp import AmqpDecoder
 from gateway.trace.http import HttpDecoder, target
 from gateway.trace.mqtt import KEPT, MqttDecoder
-from gateway.trace.shown import shown_bytes
+from gateway.trace.shown import shown_bytes, shown_pairs
 from gateway.trace.streams import EventDecoder, WebSocketDecoder
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Version
@@ -237,3 +238,14 @@ def test_bytes_are_text_where_they_are() -> None:
         MqttDecoder(None, b"", 0), encode_packet(packets.Auth(0x18, Properties(authentication_method=SECRET)), V5)
     )
     assert told["authentication_method"] == "***"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pwd", "PIN", "user-pin", "otpCode", "sas_key", "X-JWT", "bearer", "session-id", "Signature", "x-auth-key",
+     "ConnectionString", "connection-string", "api-key", "token"],
+)  # fmt: skip
+def test_names_that_mean_a_secret_are_blanked(name: str) -> None:
+    assert shown_pairs([(name, "hush"), ("shipping", "by sea"), ("author", "ann")]) == {
+        name: BLANK, "shipping": "by sea", "author": "ann",
+    }  # fmt: skip
