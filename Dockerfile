@@ -1,10 +1,13 @@
 # The gateway alone: Kafka is elsewhere (TRIVIUM_KAFKA__BOOTSTRAP_SERVERS), no Spark and no Java inside.
 #   docker build -t trivium .
+#   docker build -t trivium --build-arg EXTRAS=otel,msk --build-arg BASE=python:3.11-slim@sha256:... .
 #   docker run -p 1883:1883 -e TRIVIUM_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 -v ./trivium.toml:/etc/trivium/trivium.toml trivium
 # The listeners are open to other machines, so the configuration must say how clients authenticate. Other arguments take the
 # place of these addresses: `trivium up --config /etc/trivium/trivium.toml`, with the addresses in the file (deploy/helm).
 
-FROM python:3.11-slim AS build
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS build
 # python-qpid-proton and Trivium's own extensions are built from source.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
@@ -21,9 +24,12 @@ COPY gateway gateway
 COPY mapping mapping
 COPY protocols protocols
 COPY spark_sinks spark_sinks
-RUN VIRTUAL_ENV=/opt/trivium uv pip install --no-deps --compile-bytecode --build-constraints requirements/dev.txt .
+# Extras by name, such as otel,msk; their packages have the versions that the tests run with.
+ARG EXTRAS=
+RUN VIRTUAL_ENV=/opt/trivium uv pip install --compile-bytecode --build-constraints requirements/dev.txt \
+        --constraints requirements/dev.txt ".${EXTRAS:+[$EXTRAS]}"
 
-FROM python:3.11-slim
+FROM ${BASE}
 RUN groupadd --system --gid 10001 trivium \
     && useradd --system --uid 10001 --gid 10001 --home-dir /var/lib/trivium --create-home trivium
 COPY --from=build /opt/trivium /opt/trivium

@@ -67,6 +67,7 @@ from gateway.security.kafka_acls import principal_template
 from gateway.security.origins import Hosts, Origins
 from gateway.security.tenants import Tenants
 from gateway.security.variables import check_logins
+from gateway.security.watched_files import watch_files
 from gateway.spawn import Tasks, on_loop_error
 from gateway.version import statistics as build_statistics
 from gateway.version import version
@@ -75,6 +76,7 @@ from mapping.rules import RuleError
 log = structlog.get_logger(__name__)
 
 SIGNAL: Final = Where("signal")
+FILES: Final = Where("files")  # that have changed
 READY_POLL_S: Final = 0.1
 BROKER_STOP_S: Final = 1.0  # minimum time for the embedded broker to stop
 NEEDED: Final = frozenset({"live reader", "state", "topics", "sessions"})  # not ready while one is retried
@@ -285,8 +287,8 @@ class App:
         stack.push_async_callback(await self._open_management(metrics, flow, routes))
         stack.callback(traces.stop)  # runs first, because the management listener waits for the traces' readers
 
-        def on_hangup() -> None:
-            audit.act(SIGNAL, "", "reload")
+        def reload(where: Where) -> None:
+            audit.act(where, "", "reload")
             if audit_file is not None:
                 audit_file.reopen()
             security.certificates.reload()
@@ -294,7 +296,11 @@ class App:
             security.acls.refresh()
             self._tasks.spawn(security.authenticator.reload())
 
-        loop.add_signal_handler(signal.SIGHUP, on_hangup)
+        loop.add_signal_handler(signal.SIGHUP, reload, SIGNAL)
+        if config.security.reload_s:
+            parts = [config.security, *config.listeners]
+            watching = watch_files(parts, config.security.reload_s, partial(reload, FILES))
+            process.end_by_cancelling(self._tasks.spawn(watching))
         await self._announce()
         collector.start()
         stack.callback(collector.stop)

@@ -109,6 +109,9 @@ class TenantsConfig(Section):
 class SecurityConfig(Section):
     """Authentication and authorization for the three protocols."""
 
+    reload_s: Annotated[float, Field(ge=0)] = 15.0
+    """how often the files of certificates, passwords and token keys are looked at. Changed ones are loaded, as by
+    SIGHUP, when none has changed for this time. 0: only by SIGHUP"""
     allow_anonymous: bool = True
     """allow clients without credentials; their principal is `anonymous`"""
     password_file: Path | None = None

@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 
 from gateway.embedded.broker import EmbeddedBroker
+from gateway.version import version
 from protocols.mqtt import packets
 from tests.support.browser import Browser, browser
 from tests.support.frozen import freeze
@@ -169,6 +170,7 @@ async def check_console(window: Browser, stall: Stall) -> None:
             assert await window.until("document.body.innerText.includes('Kafka silent')")
             fits, title, images, clients = await window.run(LOOK)
             assert (width, fits, title, images, clients) == (width, True, "Trivium", 0, 1)
+            assert await window.run("return document.getElementById('version').textContent") == version()
             name = "return document.querySelector('#clients-table tbody th button').textContent"
             assert await window.run(name) == HOSTILE
             assert await window.run(CONTRAST) >= 4.5

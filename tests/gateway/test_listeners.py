@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import shutil
 import signal
 import socket
 import ssl
@@ -282,20 +283,42 @@ async def test_each_protocol_over_ipv6(gateway: GatewayProcess) -> None:
     assert '"peer": "[::1]:' in gateway.log.read_text()
 
 
-async def test_sighup_reloads_the_certificates_of_every_listener(gateway: GatewayProcess) -> None:
-    async def shown(listener: str) -> bytes:
+async def shown(gateway: GatewayProcess) -> list[bytes]:
+    """Return the certificates of two listeners."""
+    found = []
+    for listener in ("devices", "users"):
         tls = client_context("pump-7")
         _, writer = await asyncio.open_connection(*gateway.address(listener), ssl=tls)
-        certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        found.append(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
         writer.close()
-        return certificate
+    return found
 
-    async def are_others(before: list[bytes]) -> bool:
-        return all([await shown(name) != old for name, old in zip(("devices", "users"), before, strict=True)])
 
-    before = [await shown("devices"), await shown("users")]
+async def are_others(gateway: GatewayProcess, before: list[bytes]) -> bool:
+    return not set(before) & set(await shown(gateway))
+
+
+async def test_sighup_reloads_the_certificates_of_every_listener(gateway: GatewayProcess) -> None:
+    before = await shown(gateway)
     for name in ("one", "two"):
         write_server(gateway.directory / f"{name}.pem")
     assert gateway.process is not None
     gateway.process.send_signal(signal.SIGHUP)
-    await wait_until(lambda: are_others(before))
+    await wait_until(lambda: are_others(gateway, before))
+
+
+async def test_changed_files_are_loaded_without_a_signal(
+    gateway: GatewayProcess, bootstrap: str, tmp_path: Path
+) -> None:
+    config = (gateway.directory / "trivium.toml").read_text().replace("[security]", "[security]\nreload_s = 0.1")
+    config = config.replace(str(gateway.directory), str(tmp_path))
+    for name in ("passwords", "one.pem", "two.pem", "ca.pem"):
+        shutil.copy(gateway.directory / name, tmp_path / name)
+    process = await GatewayProcess(tmp_path, bootstrap, config=config).start()
+    try:
+        before = await shown(process)
+        for name in ("one", "two"):
+            write_server(tmp_path / f"{name}.pem")
+        await wait_until(lambda: are_others(process, before))
+    finally:
+        assert await process.stop() == 0

@@ -70,6 +70,16 @@ def test_called_programs_exist():
         assert named in copied()
 
 
+def test_extras_and_the_base_are_arguments() -> None:
+    """An extra's packages come from the lock file that the tests run with."""
+    base, extras = of("ARG")
+    assert base.startswith("BASE=python:")
+    assert extras == "EXTRAS="
+    assert [line.split()[0] for line in of("FROM")] == ["${BASE}"] * 2
+    (install,) = [run for run in of("RUN") if "EXTRAS" in run]
+    assert install.endswith('--constraints requirements/dev.txt ".${EXTRAS:+[$EXTRAS]}"')
+
+
 def test_settings_are_keys_of_the_configuration(monkeypatch):
     for name, value in environment().items():
         if name.startswith("TRIVIUM_"):

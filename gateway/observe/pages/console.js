@@ -209,6 +209,7 @@ function show({ flow, figures, ready, spark }) {
   const text = byId("filter").value;
 
   const missing = Object.entries(ready).filter(([name, good]) => name === "kafka" && !good).length;
+  write(byId("version"), ready.version || "");
   const state = byId("state");
   write(state, missing ? "Kafka does not answer" : flow.paused.length ? `${flow.paused.length} paused` : "nothing paused");
   state.classList.toggle("bad", Boolean(missing || flow.paused.length));

@@ -13,6 +13,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from gateway.config import ConfigError, ObserveConfig
 from gateway.observe import tracing
 from gateway.observe.tracing import Tracing, make_tracing
+from gateway.version import version
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, ask, read_topic, running_gateway
 from tests.support.waiting import wait_until
 
@@ -100,6 +101,8 @@ def test_spans_are_made_where_they_are_wanted() -> None:
     ):
         made = make_tracing(config, environment)
         assert made is not None
+        assert isinstance(made._provider, TracerProvider)
+        assert made._provider.resource.attributes["service.version"] == version()
         made._provider.shutdown()
     with pytest.raises(ValueError, match="collector"):
         ObserveConfig(otlp_endpoint="127.0.0.1:4318")
