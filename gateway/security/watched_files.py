@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def files_in(config: Any) -> Iterator[Path]:
         yield config
 
 
-async def watch_files(parts: list[BaseModel], period_s: float, changed: Callable[[], None]) -> None:
+async def watch_files(parts: Sequence[BaseModel], period_s: float, changed: Callable[[], None]) -> None:
     """Look at the files in these parts every `period_s` seconds, for ever; call `changed` when one is another.
 
     Files that are replaced one after the other, as a certificate and its key, are noticed together if nothing changes

@@ -271,6 +271,15 @@ async def subscribe(consumer: AIOKafkaConsumer, topics: Collection[str], listene
         await client.force_metadata_update()
         await asyncio.sleep(_METADATA_RETRY_S)
     consumer.subscribe([*topics], listener=listener)
+    await until_assigned(consumer)
+
+
+async def until_assigned(consumer: AIOKafkaConsumer) -> None:
+    """Wait until a subscribed member has its first assignment.
+
+    Raises:
+        KafkaError: the group rejects the member.
+    """
     await consumer._subscription.wait_for_assignment()
 
 

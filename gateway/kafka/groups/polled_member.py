@@ -40,6 +40,7 @@ from gateway.kafka.driver.kafka_consumer import (
     follow_missing,
     next_offset,
     rejoin,
+    until_assigned,
 )
 from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.groups.member_starts import MemberStarts
@@ -174,6 +175,9 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
 
         Records stored after this returns are delivered, also with `auto.offset.reset` latest. A rebalance that takes
         longer goes on in the background.
+
+        Raises:
+            Refused: the group has no position that Kafka tells, or rejects the member.
         """
         had = self.topics
         self.topics = tuple(topics)
@@ -197,6 +201,11 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         self._consumer.subscribe(topics=list(topics), listener=self)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_S):
+                try:
+                    await until_assigned(self._consumer)
+                except KafkaError as error:
+                    self.unsubscribe()
+                    raise not_read(error) from error
                 await self._joined.wait()
                 await self._positions(self._consumer.assignment())
 

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
 from gateway.config import AccessRule, OauthConfig, SecurityConfig
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, running_gateway
@@ -121,6 +122,23 @@ async def test_a_consumer_from_creation_to_deletion(
     assert await consumer.delete() == (204, None)
     assert (await consumer.delete())[0] == 404
     assert (await consumer.poll())[0] == 404
+
+
+async def test_a_group_whose_members_have_another_assignor_is_told_at_the_subscription(
+    bootstrap: str, make: Make, new_topic: Any
+) -> None:
+    topic = await new_topic(partitions=1)
+    consumer = await make()
+    native = AIOKafkaConsumer(
+        topic, bootstrap_servers=bootstrap, group_id=consumer.group,
+        partition_assignment_strategy=(RoundRobinPartitionAssignor,),
+    )  # fmt: skip
+    async with native:
+        status, error = await consumer.post("subscription", {"topics": [topic]})
+        assert status == 500
+        assert "members that do not know Kafka's assignor 'range'" in error["message"]
+        status, error = await consumer.poll()
+        assert status == 409  # it has no subscription
 
 
 async def test_records_stored_after_the_subscription_are_delivered_even_with_latest(
