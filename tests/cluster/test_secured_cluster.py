@@ -17,6 +17,10 @@ from gateway.kafka.driver.client_settings import consumer_settings
 from gateway.kafka.driver.kafka_consumer import log_consumer, poll
 from gateway.kafka.driver.lifecycle import open_consumer
 from gateway.spawn import Tasks
+from tests.packaging.test_scripts_secured import (
+    test_the_backup_logs_in,
+    test_the_written_configuration_passes_the_doctor,
+)
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.secured import secured_of
@@ -24,6 +28,8 @@ from tests.support.topics import produce, until_led
 from tools.acls import allow_gateway
 from tools.cluster import Cluster, new_cluster
 from tools.secured import USER
+
+__all__ = ["test_the_backup_logs_in", "test_the_written_configuration_passes_the_doctor"]
 
 pytestmark = pytest.mark.cluster
 
@@ -35,6 +41,12 @@ async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
     await allow_gateway(cluster.bootstrap_servers, USER)
     yield cluster
     await cluster.stop()
+
+
+@pytest.fixture
+def secured_broker(secured: Cluster) -> Cluster:
+    """The cluster for the scripts' tests, which run with one broker otherwise."""
+    return secured
 
 
 async def new_topic(cluster: Cluster, name: str) -> str:

@@ -52,7 +52,7 @@ async def test_the_backup_logs_in(secured_broker: Cluster, tmp_path: Path, way: 
     topic, other = (f"__trivium_{uuid.uuid4().hex[:8]}" for _ in range(2))
     admin = AIOKafkaAdminClient(**plain)
     await admin.start()
-    await admin.create_topics([NewTopic(topic, 1, 1), NewTopic(other, 1, 1)])
+    await admin.create_topics([NewTopic(name, 1, len(secured_broker.nodes)) for name in (topic, other)])
     for name in (topic, other):
         await until_led(admin, name)
     await admin.close()
@@ -66,3 +66,8 @@ async def test_the_backup_logs_in(secured_broker: Cluster, tmp_path: Path, way: 
         consumer.assign([TopicPartition(other, 0)])
         record = await asyncio.wait_for(consumer.getone(), 60)
     assert (record.key, record.value) == (b"key", b"value")
+
+
+async def test_the_written_configuration_passes_the_doctor(secured_broker: Cluster) -> None:
+    config = secured_of(secured_broker).write_config(secured_broker.servers("SASL"))
+    assert "BAD" not in await run("-m", "gateway", "doctor", "--config", config)
