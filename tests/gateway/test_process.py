@@ -408,6 +408,23 @@ async def test_without_kafka_it_listens_and_is_not_ready_until_kafka_answers(
     assert await gateway.stop() == 0
 
 
+async def test_a_stop_during_the_start_is_no_readiness(
+    stoppable: EmbeddedBroker, new_gateway: Callable[..., GatewayProcess], free_address: str
+) -> None:
+    gateway = new_gateway(stoppable.bootstrap_servers, "--management", free_address)
+    freeze(stoppable.pid)
+    try:
+        starting = asyncio.create_task(gateway.start())
+        await wait_until(lambda: '"event": "starting"' in gateway.log.read_text() if gateway.log.exists() else False)
+        assert await gateway.stop() == 0
+        with pytest.raises(RuntimeError, match="did not start"):
+            await starting
+    finally:
+        os.kill(stoppable.pid, signal.SIGCONT)
+    assert '"event": "ready"' not in gateway.log.read_text()
+    assert not gateway.ready_file.exists()
+
+
 @pytest.fixture
 def free_address() -> str:
     return f"127.0.0.1:{free_port()}"
