@@ -12,7 +12,9 @@ import asyncio
 import enum
 import importlib
 import logging
+import os
 import re
+import sys
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +39,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+NICENESS: Final = 10  # of the threads that hash: a login that waits is better than messages that wait
 CHECK_TIMEOUT_S: Final = 10.0  # clients rarely have a longer connect time-out
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 2.0
@@ -187,8 +190,14 @@ class _Worker:
         self._plugins: list[_Plugin] = []
         self._loop = asyncio.new_event_loop()
         # A daemon thread: a plugin that blocks forever must not keep the process alive.
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"authentication-{number}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"authentication-{number}", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        """Run the loop below the priority of the event loop, which has the same processors; so do Argon2's threads."""
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        self._loop.run_forever()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread."""

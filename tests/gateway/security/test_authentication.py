@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import os
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +68,8 @@ class CountingPlugin(BaseAuthPlugin):
         if self.config.shared is not None:
             self.config.shared.append((session.username, session.client_id, session.remote_address))
         match self.config.behaviour:
+            case "nice":
+                self.config.shared.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
             case "raise":
                 raise ValueError(f"no luck with {session.password}")
             case "abstain":
@@ -296,6 +300,17 @@ async def test_size_and_life_of_the_cache_are_settings(settings: dict[str, Any],
     clock.now += later_s
     assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
     assert len(asked) == checks
+    await authenticator.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+async def test_checks_leave_the_processor_to_the_messages() -> None:
+    """A crowd of logins with Argon2 would otherwise take eight shares of the processor, and the event loop one."""
+    asked: list[Any] = []
+    authenticator = Authenticator(with_plugin(behaviour="nice", shared=asked))
+    await authenticator.start()
+    assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
+    assert asked[1] > os.getpriority(os.PRIO_PROCESS, 0)
     await authenticator.stop()
 
 
