@@ -71,7 +71,7 @@ from gateway.security.tls import Certificates
 from gateway.spawn import Spawn, Tasks, keep_running
 from mapping.dead_letters import TOPIC_FIELD
 from mapping.presets import PRESETS
-from mapping.rules import RuleError, Rules, RuleText
+from mapping.rules import MANY, RuleError, Rules, RuleText
 from mapping.tenants import Tenancy, TenantRules, tenant_of
 
 CLOSE_S: Final = 1.0
@@ -151,8 +151,8 @@ def compile_rules(config: Config) -> Rules:
     own_rules = (RuleText(rule.mqtt, rule.topic, rule.key) for rule in config.mapping.rules)
     texts = (*own_rules, *(rule for name in config.mapping.presets for rule in PRESETS[name]))
     dotted = config.mapping.dotted_topics
-    if dotted is None:
-        dotted = () if config.creates_topics else None
+    if dotted is None and config.creates_topics:
+        dotted = (MANY,)
     if dotted is not None:  # replies from MQTT clients must reach these topics
         dotted = (*dotted, config.amqp.reply_topic, config.http.reply_topic)
         if config.presence.topic:

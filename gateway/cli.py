@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.commands import operating
-from gateway.commands.common import FAILED, NOT_STARTED, ConfigFile, fail, read_config, read_password, without_secrets
+from gateway.commands import operating, passwords
+from gateway.commands.common import FAILED, NOT_STARTED, ConfigFile, fail, read_config, without_secrets
 from gateway.version import version
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ spark_app = typer.Typer(help="Spark jobs on the topics.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(spark_app, name="spark")
 operating.add_to(app)
+passwords.add_to(app)
 
 
 def _say_version(wanted: bool) -> None:
@@ -147,28 +148,6 @@ def config_check(
 def config_show(config: ConfigFile = None) -> None:
     """Print the effective configuration as JSON; secrets are blanked."""
     typer.echo(json.dumps(read_config(config).model_dump(mode="json"), indent=2))
-
-
-@app.command("password")
-def password_line(
-    user: Annotated[str, typer.Argument(help="The user's name.")],
-    scram: Annotated[
-        bool, typer.Option("--scram", help="For security.scram_file, not security.password_file.")
-    ] = False,
-    mechanism: Annotated[str, typer.Option(help="With --scram: SCRAM-SHA-256 or SCRAM-SHA-512.")] = "SCRAM-SHA-256",
-    iterations: Annotated[
-        int, typer.Option(help="With --scram: hashes that each login costs the client; at least 4096.")
-    ] = 16384,
-) -> None:
-    """Print a user's line for the password file; prompts for the password or reads it from standard input."""
-    from gateway.security.user_files import argon2_line, new_scram_line  # noqa: PLC0415 - hashes and amqtt load slowly
-
-    password = read_password(confirm=True)
-    try:
-        line = new_scram_line(user, password, mechanism, iterations) if scram else argon2_line(user, password)
-    except ValueError as error:
-        raise fail(str(error)) from error
-    typer.echo(line)
 
 
 @spark_app.command("list")

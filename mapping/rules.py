@@ -5,8 +5,9 @@ In its `topic` and `key`, `{name}` is replaced by the level of that name. Rules 
 that can never make a legal Kafka name is refused with its number.
 
 By default the first level is the Kafka topic and the rest is the key. If the first level is not a legal Kafka name, or
-could collide with another (`TopicNames`), the record goes to the catch-all topic with the whole MQTT topic as its key.
-The way back needs no header.
+not one that may be used (`TopicNames`), the record goes to the catch-all topic with the whole MQTT topic as its key.
+The way back needs no header. Filters for a name with a dot are read in both places, since a change of
+`mapping.dotted_topics`, or of its default, moves the name from one to the other (ADR 0109).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Final, NamedTuple
 
 from mapping.record import MQTT_TOPIC, Headers, is_topic_name, text_of
 
+MANY: Final = "*"  # in a pattern of dotted names: any characters
 PLACEHOLDER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -26,21 +28,27 @@ class RuleError(ValueError):
 
 
 class TopicNames:
-    """The Kafka names that MQTT topics may map to, so that no two of them collide.
+    """The Kafka names that MQTT topics may map to, and that clients may create. They depend on the configuration only.
 
     Kafka's metrics write `.` as `_`, so Kafka refuses to create a topic whose name differs from another only in that.
-    Of such names one is chosen, by the configuration only and not by the existing topics.
+    A configured name or a rule's template settles this beforehand: it is chosen, and no name that collides with it may
+    be used. Names that only match a pattern may be used like those without dots: Kafka refuses the second of two.
     """
 
     def __init__(self, dotted: Iterable[str] | None, templates: Sequence[str] = ()) -> None:
-        """Choose the names in `dotted` of all names with dots. None allows every legal name: no topics are created.
+        """Take the names and patterns of names with dots; in a pattern `*` stands for any characters.
 
-        `templates` are topics of rules, with placeholders `{name}` for levels. A template with a dot is chosen for all
-        names that it can make from levels without dots; if two templates can make a name, the first is.
+        None allows every legal name: no topics are created. `templates` are topics of rules, with placeholders `{name}`
+        for levels. A template with a dot is chosen for all names that it can make from levels without dots; if two
+        templates can make a name, the first is.
         """
         self._every = dotted is None
         self._exact: dict[str, str] = {}
+        self._allowed: list[re.Pattern[str]] = []
         for name in dotted or ():
+            if MANY in name:
+                self._allowed.append(re.compile(".*".join(map(re.escape, name.split(MANY)))))
+                continue
             other = self._exact.setdefault(_folded(name), name)
             if other != name:
                 raise RuleError(f"mapping.dotted_topics: {name!r} and {other!r} collide in Kafka")
@@ -48,7 +56,7 @@ class TopicNames:
         self._templates = [(text, _pattern(_folded(text), "[A-Za-z0-9_-]*")) for text in templates if "." in text]
 
     def fits(self, name: str) -> bool:
-        """Whether `name` is a legal Kafka name, and the chosen one of the names that it collides with."""
+        """Whether `name` is a legal Kafka name that may be used."""
         if not is_topic_name(name):
             return False
         if self._every:
@@ -56,9 +64,15 @@ class TopicNames:
         folded = _folded(name)
         chosen = self._exact.get(folded)
         if chosen is None:
+            if "." in name and any(pattern.fullmatch(name) for pattern in self._allowed):
+                return True
             made = ((text, back.fullmatch(folded)) for text, back in self._templates)
             chosen = next((text.format_map(found.groupdict()) for text, found in made if found is not None), folded)
         return chosen == name
+
+    def may_have_moved(self, name: str) -> bool:
+        """Whether a name that fits did not under another configuration, so that records may be in the catch-all."""
+        return "." in name and not self._every
 
 
 def _pattern(template: str, level: str = "[^/]*?", bound: Mapping[str, str] = MappingProxyType({})) -> re.Pattern[str]:
@@ -233,7 +247,7 @@ class Rules:
     ) -> None:
         """Compile and check; `catch_all` is the Kafka topic of MQTT topics without one of their own.
 
-        `dotted` are the names with dots that may be Kafka topics; None allows all (see `TopicNames`).
+        `dotted` are the names with dots, and patterns of them, that may be Kafka topics (see `TopicNames`).
 
         Raises:
             RuleError: Names the first rule that cannot be used.
@@ -244,8 +258,8 @@ class Rules:
         self._catch_all = catch_all
         dotted = None if dotted is None else tuple(dotted)
         for name in dotted or ():
-            if not is_topic_name(name):
-                raise RuleError(f"mapping.dotted_topics: {name!r} is not a legal Kafka topic name")
+            if not is_topic_name(name.replace(MANY, "x")):
+                raise RuleError(f"mapping.dotted_topics: {name!r} is no legal Kafka topic name, nor a pattern of some")
         chosen = None if dotted is None else (catch_all, *dotted)
         self._names = TopicNames(chosen, [rule.topic for rule in self._rules])
         self._forward: dict[str, Destination] = {}
@@ -297,10 +311,7 @@ class Rules:
         }
 
     def may_create(self, topic: str) -> bool:
-        """Whether a client may create a Kafka topic of this name: only the chosen one of colliding names.
-
-        So the first topic to be created never decides which of the names are usable.
-        """
+        """Whether a client may create a Kafka topic of this name, in any protocol."""
         return self._names.fits(topic)
 
     def own_name(self, whole: str) -> str:
@@ -324,24 +335,27 @@ class Rules:
         levels = mqtt_filter.split("/")
         if levels[0] in (SINGLE, MULTI) or any(rule.candidates(levels) is not None for rule in self._rules):
             return None
-        default = self._default_topics(levels[0])
-        if len(default) > 1:
-            return None
-        return levels if self._catch_all not in default else [self._catch_all, *levels]
+        place, *other = self._default_topics(levels[0])
+        if place != self._catch_all:
+            return levels  # what lies in the catch-all since before is checked message by message
+        return None if other else [place, *levels]
 
-    def literal_topics(self, mqtt_filter: str) -> set[str]:
-        """Return the Kafka topics of a filter that do not depend on the existing topics; empty if they do."""
+    def literal_topics(self, mqtt_filter: str) -> tuple[str, ...]:
+        """Return the Kafka topics of a filter that do not depend on the existing topics; none if they do.
+
+        The first is that to which MQTT publishes.
+        """
         levels = mqtt_filter.split("/")
         if SINGLE not in levels and MULTI not in levels:
-            default = self._default_topics(levels[0])
-            return {self.destination(mqtt_filter).topic, *(default if len(default) > 1 else ())}
+            place, (default, *others) = self.destination(mqtt_filter).topic, self._default_topics(levels[0])
+            return tuple(dict.fromkeys((place, *((default, *others) if others else ()))))
         if levels[0] in (SINGLE, MULTI) or self._rules:
-            return set()
-        return set(self._default_topics(levels[0]))
+            return ()
+        return self._default_topics(levels[0])
 
     def fixed_topics(self, mqtt_filter: str) -> set[str] | None:
         """Return all Kafka topics that may hold records for the MQTT filter; None if they depend on existing topics."""
-        return None if self._rules else self.literal_topics(mqtt_filter) or None
+        return None if self._rules else set(self.literal_topics(mqtt_filter)) or None
 
     def _find(self, mqtt_topic: str) -> Destination:
         levels = mqtt_topic.split("/")
@@ -359,9 +373,12 @@ class Rules:
         return level != self._catch_all and self._names.fits(level)
 
     def _default_topics(self, level: str) -> tuple[str, ...]:
-        """Return the Kafka topics for a first level without rules; clients of other protocols may write to its name."""
+        """Return the Kafka topics for a first level without rules, first that to which MQTT publishes.
+
+        Others may write to a name to which MQTT does not, and MQTT may have written elsewhere before.
+        """
         if self._is_own_topic(level):
-            return (level,)
+            return (level, self._catch_all) if self._names.may_have_moved(level) else (level,)
         return (self._catch_all, level) if level != self._catch_all and is_topic_name(level) else (self._catch_all,)
 
 

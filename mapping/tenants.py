@@ -202,13 +202,13 @@ class TenantRules(Rules):
             return [self._catch_all, *found]
         return [prefix + found[0], *found[1:]]
 
-    def literal_topics(self, mqtt_filter: str) -> set[str]:
-        """Return the Kafka topics of a filter that do not depend on the existing topics."""
+    def literal_topics(self, mqtt_filter: str) -> tuple[str, ...]:
+        """See `Rules.literal_topics`; the result are whole Kafka names."""
         prefix, own = _unmount(mqtt_filter)
         found = self._own.literal_topics(own)
         if prefix:
-            return {prefix + topic for topic in found}
-        return {topic if tenant_of(topic) is None else self._catch_all for topic in found}
+            return tuple(prefix + topic for topic in found)
+        return tuple(dict.fromkeys(topic if tenant_of(topic) is None else self._catch_all for topic in found))
 
     def own_name(self, whole: str) -> str:
         """Return an MQTT topic or client id without its tenant's mount point."""

@@ -12,9 +12,12 @@ import asyncio
 import enum
 import importlib
 import logging
+import os
 import re
+import sys
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,18 +25,21 @@ import dacite
 import msgspec
 import structlog
 from amqtt.contexts import BaseContext
-from amqtt.plugins.authentication import AnonymousAuthPlugin, FileAuthPlugin
+from amqtt.plugins.authentication import AnonymousAuthPlugin, DeprecatedSHA512CryptHasher, FileAuthPlugin
 from amqtt.plugins.base import BaseAuthPlugin
 from amqtt.session import Session
+from pwdlib import PasswordHash
+from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.config import ConfigError, SecurityConfig
 from gateway.security.credentials import WORKERS, Credentials
-from gateway.security.user_files import read_password_file
+from gateway.security.user_files import PasswordFile, read_password_file
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+NICENESS: Final = 10  # of the threads that hash: a login that waits is better than messages that wait
 CHECK_TIMEOUT_S: Final = 10.0  # clients rarely have a longer connect time-out
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 2.0
@@ -51,17 +57,36 @@ class PluginSpec(msgspec.Struct, frozen=True):
     users: Mapping[str, str] | None = None  # of the password file
 
 
-def plugin_specs(security: SecurityConfig) -> list[PluginSpec]:
-    """Import the configured plugins and check their configuration.
+class PasswordFileUsers(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no types
+    """The users of `security.password_file`, which has been read, checked as amqtt's `FileAuthPlugin` does."""
+
+    @dataclass
+    class Config:
+        """The hashes of their passwords, by name."""
+
+        hashes: Mapping[str, str]
+
+    def __init__(self, context: BaseContext) -> None:
+        super().__init__(context)
+        self.pwd_hasher = PasswordHash((Argon2Hasher(), DeprecatedSHA512CryptHasher()))
+
+    async def authenticate(self, *, session: Session) -> bool:
+        """Return whether the session's password is that of its user."""
+        hashed = self.config.hashes.get(session.username)
+        return hashed is not None and self.pwd_hasher.verify(session.password or "", hashed)
+
+
+def plugin_specs(security: SecurityConfig, users: PasswordFile | None) -> list[PluginSpec]:
+    """Import the configured plugins and check their configuration. `users` is the content of `security.password_file`.
+
+    A file of nothing but devices needs no plugin.
 
     Raises ConfigError, which names the setting but never a configured value, if a plugin cannot be used.
     """
     specs: list[PluginSpec] = []
-    if security.password_file is not None:
-        key = "security.password_file"
-        users = read_password_file(security.password_file, key)
-        config = FileAuthPlugin.Config(password_file=security.password_file)
-        specs.append(PluginSpec(key, FileAuthPlugin, config, users))
+    if users is not None and (users.hashes or not users.devices):
+        config = PasswordFileUsers.Config(users.hashes)
+        specs.append(PluginSpec("security.password_file", PasswordFileUsers, config, users.hashes))
     for path, options in security.plugins.items():
         specs.append(_plugin_spec(path, {name: value.get_secret_value() for name, value in options.items()}))
     return specs
@@ -90,7 +115,10 @@ def _plugin_spec(path: str, options: Mapping[str, Any]) -> PluginSpec:
         raise ConfigError(f"{key}: its configuration is not valid ({type(error).__name__})") from None
     users = None
     if issubclass(plugin, FileAuthPlugin) and config.password_file is not None:
-        users = read_password_file(Path(config.password_file), f"{key}.password_file")
+        file = read_password_file(Path(config.password_file), f"{key}.password_file")
+        if file.devices:
+            raise ConfigError(f"{key}.password_file: the lines of devices belong into security.password_file")
+        users = file.hashes
     return PluginSpec(key, plugin, config, users)
 
 
@@ -162,8 +190,14 @@ class _Worker:
         self._plugins: list[_Plugin] = []
         self._loop = asyncio.new_event_loop()
         # A daemon thread: a plugin that blocks forever must not keep the process alive.
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"authentication-{number}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"authentication-{number}", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        """Run the loop below the priority of the event loop, which has the same processors; so do Argon2's threads."""
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        self._loop.run_forever()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread."""

@@ -1,8 +1,8 @@
 """Authentication: anonymous clients, passwords through amqtt's plugins, SCRAM users, tokens, certificates.
 
-A success is answered immediately, from a short-lived cache if the same name and password were right recently. A failure
-is answered after a delay, which counts from the *start* of the attempt and grows with the failures of that address, so
-that neither guessing nor measuring the response time helps an attacker.
+A success is answered immediately, from a cache if the same name and password were right recently, or if a device has
+presented its secret. A failure is answered after a delay, which counts from the *start* of the attempt and grows with
+the failures of that address, so that neither guessing nor measuring the response time helps an attacker.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gateway.recent import Recent
 from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
 from gateway.security.bearer import BearerServer
 from gateway.security.credentials import CHECKS_AT_ONCE, WORKERS, Credentials, Passwords
+from gateway.security.device_secrets import DeviceSecrets
 from gateway.security.exchange import Continue, Done, Failed, Step
 from gateway.security.fair_queue import Busy, FairQueue, Unavailable
 from gateway.security.identity import ANONYMOUS, Identity, is_principal
@@ -31,14 +32,13 @@ from gateway.security.kafka_passwords import KafkaPasswords
 from gateway.security.scram import ScramServer
 from gateway.security.throttle import Throttle, address_of
 from gateway.security.tokens import TokenError, TokenVerifier, VerifiedToken
-from gateway.security.user_files import ScramUsers, read_scram_file
+from gateway.security.user_files import ScramUsers, read_password_file, read_scram_file
 from gateway.security.variables import claims_in
 from gateway.statistics import counter, gauge
 
 log = structlog.get_logger(__name__)
 
-CACHE_S: Final = 60.0  # how long a checked password is cached: a removed user can log in no longer than this
-CACHE_ENTRIES: Final = 10_000
+CACHE_S: Final = 60.0  # how long a plugin's answer is cached: a removed user can log in no longer than this
 CHECKS_OF_ADDRESS: Final = 4  # concurrent checks per address, so that other addresses get their turn
 WAITING_OF_ADDRESS: Final = 256  # enough for a fleet behind one address, for some seconds
 KNOWN_ADDRESSES: Final = 10_000  # addresses with a recent login; they take precedence over others
@@ -46,6 +46,7 @@ WAITING_LIMIT: Final = 4096  # waiting attempts in total; each holds a name and 
 CREDENTIAL_LIMIT: Final = 65_535  # bytes; MQTT's own limit for both
 DRAIN_S: Final = 15.0  # how long a reload waits for the checks of the old plugins: longer than a check may take
 NONCE_BYTES: Final = 18  # random, in a SCRAM nonce: 24 characters
+NO_DEVICES: Final = DeviceSecrets({})
 
 
 class AuthenticationStatistics(msgspec.Struct):
@@ -81,18 +82,17 @@ class Authenticator:
         """
         self._config = config
         self._kafka = kafka if kafka is not None else KafkaConfig()
-        self._backend = self._passwords()
+        self._devices, self._backend = self._passwords()
         self._scram = _scram_users(config)
         self._clock = clock
         self._wall_clock = wall_clock
         self._tokens = self._verifier()
         self._throttle = Throttle(config.failed_attempt_delay_s, clock=clock, sleep=sleep)
         self._secret = secrets.token_bytes(32)
-        self._remembered: Recent[bytes, float] = Recent(CACHE_ENTRIES)  # until when, by digest
+        self._remembered: Recent[bytes, float] = Recent(config.password_cache_entries)  # until when
         self._reloading = asyncio.Lock()
         self._checking: dict[bytes, asyncio.Future[bool | None]] = {}
-        # A file changes only on a reload, which clears the cache.
-        self._remembered_s = CACHE_S if config.plugins or config.asks_kafka_for_passwords else float("inf")
+        self._remembered_s = _cache_s(config)
         self._known: Recent[str, None] = Recent(KNOWN_ADDRESSES)
         self._turns = FairQueue(
             at_once=WORKERS * CHECKS_AT_ONCE,
@@ -128,13 +128,14 @@ class Authenticator:
                 users = await asyncio.to_thread(_scram_users, self._config)
                 if fetched is None:
                     tokens = await asyncio.to_thread(self._verifier)
-                fresh = await asyncio.to_thread(self._passwords)
+                devices, fresh = await asyncio.to_thread(self._passwords)
                 if fresh is not None:
                     await fresh.start()
             except ConfigError as error:
                 log.error("authentication not reloaded, the old one stays in use", error=str(error))
                 return False
             self._scram = users
+            self._devices = devices
             self._tokens = tokens
             if fetched is not None:
                 fetched.refresh()
@@ -181,7 +182,7 @@ class Authenticator:
         text = _text(password)
         # An empty password is an anonymous bind to LDAP, which succeeds (RFC 4513 part 5.1.2).
         right = False
-        if text and is_principal(user) and len(user) <= CREDENTIAL_LIMIT:
+        if text and is_principal(user) and len(user) <= CREDENTIAL_LIMIT and user not in self._devices:
             right = await self._check(backend, digest, address, Credentials(user, text, client_id, peer))
         if right:
             self._counts.accepted_total += 1
@@ -193,9 +194,15 @@ class Authenticator:
         return None
 
     def cached_password(self, user: str, password: bytes | str) -> Identity | None:
-        """Like `authenticate_password`, but only from memory. Returns None if a lookup is needed or the login fails."""
+        """Like `authenticate_password`, but only from memory. Returns None if a lookup is needed or the login fails.
+
+        A device's secret is always accepted from memory, whatever fails at its address: it cannot be guessed.
+        """
         if self._backend is None:
             return ANONYMOUS if self._config.allow_anonymous else None
+        if self._devices.matches(user, password):
+            self._counts.accepted_total += 1
+            return Identity(user, "password")
         digest = self._digest(user, password)
         expires = self._remembered.get(digest)
         if expires is None or self._clock() >= expires:
@@ -308,16 +315,19 @@ class Authenticator:
             self._remembered[digest] = self._clock() + self._remembered_s
         return right
 
-    def _passwords(self) -> Passwords | None:
-        """Create the configured password check, if any."""
+    def _passwords(self) -> tuple[DeviceSecrets, Passwords | None]:
+        """Read the devices of the password file, and create the configured check of passwords, if any."""
         config = self._config
         if config.asks_kafka_for_passwords:
-            return KafkaPasswords(config, self._kafka)
-        if config.password_file is None and not config.plugins:
-            return None
+            return NO_DEVICES, KafkaPasswords(config, self._kafka)
+        if not config.takes_passwords:
+            return NO_DEVICES, None
         from gateway.security.amqtt_plugins import PluginBackend, plugin_specs  # noqa: PLC0415 - amqtt loads slowly
 
-        return PluginBackend(plugin_specs(config))
+        file = config.password_file
+        users = None if file is None else read_password_file(file, "security.password_file")
+        devices = NO_DEVICES if users is None else DeviceSecrets(users.devices)
+        return devices, PluginBackend(plugin_specs(config, users))
 
     def _verifier(self) -> TokenVerifier | None:
         """Create the verifier of tokens, if they are configured; reads the key file."""
@@ -383,6 +393,13 @@ class Exchange:
 
 def _scram_users(config: SecurityConfig) -> ScramUsers | None:
     return None if config.scram_file is None else read_scram_file(config.scram_file, "security.scram_file")
+
+
+def _cache_s(config: SecurityConfig) -> float:
+    """Return how long a password that was right is cached. A file changes only on a reload, which clears the cache."""
+    if config.password_cache_s is not None:
+        return config.password_cache_s
+    return CACHE_S if config.plugins or config.asks_kafka_for_passwords else float("inf")
 
 
 def _text(password: bytes | str) -> str | None:

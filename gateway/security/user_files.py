@@ -1,7 +1,7 @@
 """User files: a strict reader, and new lines for them. One user per line; `#` starts a comment.
 
-The password file has amqtt's format, `name:hash`. amqtt's own reader logs malformed lines, which are most likely
-passwords in clear text. So the file is validated here first, and the plugin gets only a valid file.
+The password file has amqtt's format, `name:hash`, and lines of devices (`device_secrets`). amqtt's own reader logs
+malformed lines, which are most likely passwords in clear text. So a file is validated here before any plugin reads it.
 
 The SCRAM file has `name:SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey>`. After the name it is the format of
 RFC 5803, which PostgreSQL uses too (`pg_authid.rolpassword`). A user has one line per mechanism.
@@ -16,11 +16,12 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.config import ConfigError
+from gateway.security.device_secrets import MARK, new_secret, parse_verifier, verifier_of
 from gateway.security.identity import is_principal
 from gateway.security.saslprep import saslprep
 from gateway.security.scram import MECHANISMS, MINIMUM_ITERATIONS, ScramCredential, derive, digest_size
@@ -45,25 +46,44 @@ SHA_512_CRYPT: Final = "$6$"
 """Written by older releases of amqtt; its plugin checks it with Python's `crypt`, which 3.13 no longer has."""
 
 
-def read_password_file(path: Path, key: str) -> dict[str, str]:
-    """Read the names and hashes of a password file.
+class PasswordFile(NamedTuple):
+    """The content of a password file; a name is in one of both."""
+
+    hashes: dict[str, str]  # of passwords, by the user's name
+    devices: dict[str, bytes]  # digests of secrets, by the device's name
+
+
+def read_password_file(path: Path, key: str) -> PasswordFile:
+    """Read a password file.
 
     Raises ConfigError, with the setting `key` and the number of a malformed line, never its content.
     """
-    users: dict[str, str] = {}
+    users = PasswordFile({}, {})
     for where, entry in read_entries(path, key):
         name, colon, hashed = entry.partition(":")
         if not colon or not name or not hashed:
             raise ConfigError(f"{where}: expected name:hash")
+        if name in users.hashes or name in users.devices:
+            raise ConfigError(f"{where}: duplicate name")
+        if hashed.startswith(MARK):
+            users.devices[name] = _parse_device(where, name, hashed)
+            continue
         if hashed.startswith(SHA_512_CRYPT):
             if importlib.util.find_spec("crypt") is None:
                 raise ConfigError(f"{where}: this Python cannot check SHA-512 crypt; use Argon2")
         elif not hashed.startswith(ARGON2):
-            raise ConfigError(f"{where}: the hash is neither Argon2 nor SHA-512 crypt")
-        if name in users:
-            raise ConfigError(f"{where}: duplicate name")
-        users[name] = hashed
+            raise ConfigError(f"{where}: the hash is neither Argon2 nor SHA-512 crypt, nor a device's ({MARK})")
+        users.hashes[name] = hashed
     return users
+
+
+def _parse_device(where: str, name: str, verifier: str) -> bytes:
+    if not is_principal(name):
+        raise ConfigError(f"{where}: the name is reserved by the access list")
+    try:
+        return parse_verifier(verifier)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 _ENTRY: Final = re.compile(
@@ -159,6 +179,29 @@ def argon2_line(user: str, password: str) -> str:
     return f"{user}:{Argon2Hasher().hash(password)}"
 
 
+def new_device(name: str) -> tuple[str, str]:
+    """Generate a device's secret; return it with its line of `security.password_file`. ValueError for a bad name."""
+    _check_name(name)
+    secret = new_secret()
+    return secret, f"{name}:{verifier_of(secret)}"
+
+
+def read_names(path: Path, key: str) -> list[str]:
+    """Read the names of devices, one per line. Raises ConfigError, with `key` and the number of an unusable line."""
+    names: dict[str, None] = {}
+    for where, name in read_entries(path, key):
+        try:
+            _check_name(name)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if name in names:
+            raise ConfigError(f"{where}: duplicate name")
+        names[name] = None
+    if not names:
+        raise ConfigError(f"{key}: {path} has no name")
+    return list(names)
+
+
 def new_scram_line(user: str, password: str, mechanism: str, iterations: int) -> str:
     """Create a line of `security.scram_file` with a random salt. Raises ValueError if an argument cannot be used."""
     _check(user, password)
@@ -178,7 +221,11 @@ def new_scram_line(user: str, password: str, mechanism: str, iterations: int) ->
 
 def _check(user: str, password: str) -> None:
     """Raise ValueError for a name or password that the files cannot hold or no login can use."""
-    if not is_principal(user) or user != user.strip() or user.startswith("#") or ":" in user or not user.isprintable():
-        raise ValueError("the name must be printable, without colon, outer spaces or leading #, and not reserved")
+    _check_name(user)
     if not password:
         raise ValueError("the password is empty")
+
+
+def _check_name(name: str) -> None:
+    if not is_principal(name) or name != name.strip() or name.startswith("#") or ":" in name or not name.isprintable():
+        raise ValueError("the name must be printable, without colon, outer spaces or leading #, and not reserved")

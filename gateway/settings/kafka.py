@@ -197,7 +197,6 @@ class MappingConfig(Section):
     `amqp:resource-limit-exceeded`, 422. Hundreds of thousands, which fit into a message, would hold up all clients.
     Readers step over a record of a native producer with more, as over one that nothing can read. Up to 64 of the
     gateway's own come on top"""
-    # Depends on whether the gateway creates topics, because Kafka treats a.b and a_b as the same name (ADR 0035).
     dotted_topics: tuple[str, ...] | None = None
-    """first levels with a dot that map to a Kafka topic of the same name, such as `["orders.v1"]`; see
-    [below](#mapping-rules). Not set: all of them if the gateway creates no topics, none if it does"""
+    """the names with a dot that may be Kafka topics of clients: names, and patterns with `*` for any characters, such
+    as `["orders.*", "plant.v1"]`; see [below](#names-with-dots). Not set: all; `[]`: none"""

@@ -115,7 +115,7 @@ class SecurityConfig(Section):
     allow_anonymous: bool = True
     """allow clients without credentials; their principal is `anonymous`"""
     password_file: Path | None = None
-    """password file, one `name:hash` per line; see [below](#passwords)"""
+    """password file, one `name:hash` per line, for users and devices; see [below](#passwords)"""
     scram_file: Path | None = None
     """file of SCRAM users, one `name:SCRAM-SHA-256$...` per line; see [below](#scram)"""
     plugins: Mapping[str, Mapping[str, SecretValue]] = Field(default_factory=dict)
@@ -129,6 +129,12 @@ class SecurityConfig(Section):
     """security protocol of the Kafka listener that checks passwords. Not set: `kafka.security_protocol`"""
     password_servers: BootstrapServers | None = None
     """`host:port,host:port` of the Kafka listener that checks passwords. Not set: `kafka.bootstrap_servers`"""
+    password_cache_entries: Annotated[int, Field(ge=0, le=10_000_000)] = 100_000
+    """passwords that are cached once they were right (as a keyed hash, 200 bytes each), so that only the first login of
+    a client is slow. The secrets of devices need no cache. 0: none is cached"""
+    password_cache_s: Annotated[float, Field(ge=0)] | None = None
+    """how long a password is cached after its check, so how long a withdrawn one stays valid. Not set: 60 s if a plugin
+    or Kafka has checked it; for the file until it is reloaded"""
     oauth: OauthConfig = OauthConfig()
     tls_cert: Path | None = None
     """certificate chain (PEM); with this and `tls_key` every listener uses TLS"""

@@ -6,6 +6,8 @@ import struct
 from typing import Final
 
 SESSION_EXPIRY: Final = 0x11
+AUTHENTICATION_METHOD: Final = 0x15
+AUTHENTICATION_DATA: Final = 0x16
 RECEIVE_MAXIMUM: Final = 0x21
 
 
@@ -49,20 +51,34 @@ def connect_packet(
     session_expiry_s: int = 0,
     receive_maximum: int | None = None,
     keep_alive_s: int = 60,
+    authentication: tuple[str, bytes] | None = None,
 ) -> bytes:
-    """Return an MQTT 5 CONNECT."""
+    """Return an MQTT 5 CONNECT; `authentication` has the method and the data of enhanced authentication (4.12)."""
     flags = (0x80 if user is not None else 0) | (0x40 if password is not None else 0) | (0x02 if clean_start else 0)
     properties = b""
     if session_expiry_s:
         properties += struct.pack(">BI", SESSION_EXPIRY, session_expiry_s)
     if receive_maximum is not None:
         properties += struct.pack(">BH", RECEIVE_MAXIMUM, receive_maximum)
+    if authentication is not None:
+        properties += authentication_properties(*authentication)
     body = text("MQTT") + bytes((5, flags)) + struct.pack(">H", keep_alive_s)
     body += varint(len(properties)) + properties + text(client_id)
     for part in (user, password):
         if part is not None:
             body += text(part)
     return packet(0x10, body)
+
+
+def authentication_properties(method: str, data: bytes) -> bytes:
+    """Return the properties of enhanced authentication, without their length."""
+    return bytes((AUTHENTICATION_METHOD,)) + text(method) + struct.pack(">BH", AUTHENTICATION_DATA, len(data)) + data
+
+
+def auth_packet(method: str, data: bytes) -> bytes:
+    """Return an AUTH packet that continues an authentication (3.15)."""
+    properties = authentication_properties(method, data)
+    return packet(0xF0, b"\x18" + varint(len(properties)) + properties)
 
 
 def publish_packet(topic: str, payload: bytes, qos: int, packet_id: int = 0, *, dup: bool = False) -> bytes:

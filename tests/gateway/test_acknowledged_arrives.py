@@ -41,7 +41,7 @@ TOPICS = {
     "dot": "./{t}",
     "two dots": "../{t}",
     "dots": "{t}.a/x",
-    "its twin with an underscore": "{t}_a/x",
+    "underscore": "{t}_b/x",  # {t}_a collides in Kafka with {t}.a: test_dotted_names
     "internal": "__{t}/x",
     "249 characters": "{t}-{fill}/x",
     "250 characters": "{t}-{fill}y/x",
@@ -176,7 +176,8 @@ def topic_of(shape: str, name: str) -> str:
 async def test_every_message_that_mqtt_acknowledges_arrives(readers: Readers, name: str) -> None:
     topics = {label: topic_of(shape, name) for label, shape in TOPICS.items()}
     fill = "f" * (248 - len(name))
-    await readers.listen(list(topics.values()), [name, f"{name}-all", f"{name}_a", f"{name}-{fill}", f"{name}-ABC"])
+    own = [f"{name}{end}" for end in ("", "-all", ".a", "_b", f"-{fill}", "-ABC")]
+    await readers.listen(list(topics.values()), own)
     client = await RawClient.connect(readers.gateway.address("mqtt"), maximum_packet_size=4_000_000)
     for number, (label, topic) in enumerate(topics.items()):
         assert await client.publish(topic, f"{label}|".encode(), qos=1 + number % 2) == 0, label

@@ -31,6 +31,8 @@ JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 CONFIG = """
 [kafka]
 create_topics = true
+[mapping]
+dotted_topics = []
 [amqp]
 dead_letter_topic = "{{topic}}-dlq"
 [security]
@@ -44,7 +46,11 @@ sources = ["user"]
 
 @pytest.fixture(scope="module")
 async def gateway(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
-    """A gateway with users of two tenants and of none, without ACLs: each may do everything that its tenant may."""
+    """A gateway with users of two tenants and of none, without ACLs: each may do everything that its tenant may.
+
+    Clients create no names with dots, so an address with another tenant's name must find nothing. Where they may,
+    `test_dotted_names` has what they find: their own tenant's topic.
+    """
     directory = tmp_path_factory.mktemp("tenants")
     hasher = Argon2Hasher(time_cost=1, memory_cost=1024)
     path = directory / "passwords"

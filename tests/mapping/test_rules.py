@@ -75,16 +75,89 @@ def test_of_colliding_names_one_is_chosen_and_both_are_read() -> None:
     known = ["a.b", "a_b", "orders.v1", "mqtt"]
     assert rules.kafka_topics("a.b/#", known) == {"a.b", "mqtt"}
     assert rules.kafka_topics("a_b/#", known) == {"a_b"}
-    assert rules.literal_topics("a.b/x") == {"a.b", "mqtt"}
+    assert rules.kafka_topics("orders.v1/#", known) == {"orders.v1", "mqtt"}
+    assert rules.literal_topics("a.b/x") == ("mqtt", "a.b")
+    assert rules.literal_topics("orders.v1/x") == rules.literal_topics("orders.v1/#") == ("orders.v1", "mqtt")
     assert rules.mqtt_topic("a.b", b"x") == rules.mqtt_topic("mqtt", b"a.b/x") == "a.b/x"
 
 
-def test_without_making_topics_every_legal_name_is_its_own() -> None:
-    assert Rules().destination("a.b/x") == Destination("a.b", b"x")
+@pytest.mark.parametrize("dotted", [None, ("*",)])
+def test_by_default_every_legal_name_is_its_own(dotted: tuple[str, ...] | None) -> None:
+    """Where the gateway creates topics as well as where it does not: its answer is Kafka's for the second of two."""
+    rules = Rules(dotted=dotted)
+    for name in ("a.b", "a_b", "orders.new", "a..b", ".a", "a."):
+        assert rules.destination(f"{name}/x") == Destination(name, b"x")
+        assert rules.may_create(name)
+
+
+def test_patterns_say_which_names_may_be_topics() -> None:
+    rules = Rules([RuleText("r/{x}", "r.{x}", "k")], dotted=["orders.*", "*.audit", "plant.v1"])
+    for name in ("orders.new", "orders.", "orders.new.eu_1", "a.b.audit", "plant.v1", "orders_new", "r.x"):
+        assert rules.may_create(name), name
+    for name in ("order.new", "audit.x", "plant.v2", "plant_v1", "r_x", "orders./", ".."):
+        assert not rules.may_create(name), name
+    assert rules.destination("orders.new/x") == Destination("orders.new", b"x")
+    assert rules.destination("plant.v2/x") == Destination("mqtt", b"plant.v2/x")
+
+
+CONFIGURED = st.lists(st.sampled_from(["*", "a.*", "*.b", "a.b", "b_b.a", "a*"]), unique=True)
+DOTTED = st.text("ab._-/ ", min_size=1, max_size=8).filter(lambda text: "." in text.split("/")[0])
+
+
+@given(st.one_of(st.none(), CONFIGURED), CONFIGURED, DOTTED)
+def test_a_change_of_the_dotted_names_hides_no_message(before: list[str] | None, after: list[str], topic: str) -> None:
+    """A name with a dot is read where it was stored, whatever was configured then, and comes back from both places."""
+    old, new = Rules(dotted=before), Rules(dotted=after)
+    whole = f"{topic.split('/', maxsplit=1)[0]}/#"
+    stored = old.destination(topic)
+    assert is_topic_name(stored.topic)
+    assert new.mqtt_topic(*new.destination(topic)) == new.mqtt_topic(*stored) == topic
+    for topic_filter in (topic, whole, "#"):
+        assert stored.topic in new.kafka_topics(topic_filter, [stored.topic, "unrelated"])
+    for topic_filter in (topic, whole):
+        assert new.literal_topics(topic_filter)[0] == new.destination(topic).topic
+        assert stored.topic in new.literal_topics(topic_filter)
+
+
+@given(CONFIGURED, CONFIGURED, st.text("ab./-", min_size=1, max_size=6), st.sampled_from(["a.{x}", "{x}", "{y}-{x}"]))
+def test_a_change_of_the_dotted_names_hides_no_message_of_a_rule(
+    before: list[str], after: list[str], levels: str, template: str
+) -> None:
+    """Whether its placeholders may put dots into the name decides whether a rule matches."""
+    topic = f"{levels}/rule"
+    old, new = (Rules([RuleText("{x}/{y}/rule", template)], dotted=names) for names in (before, after))
+    stored = old.destination(topic)
+    for topic_filter in (topic, "#", f"{topic.split('/', maxsplit=1)[0]}/#"):
+        assert stored.topic in new.kafka_topics(topic_filter, [stored.topic, "unrelated"])
 
 
 @pytest.mark.parametrize(
-    ("dotted", "why"), [(["a.b", "a_b"], "collide"), (["m.q", "mqtt"], None), (["no/name"], "legal")]
+    ("rules", "topic_filter", "place"),
+    [
+        (Rules(dotted=["*"]), "a.b/#", ["a.b", "#"]),
+        (Rules(dotted=["a.b"]), "a.b/#", ["a.b", "#"]),
+        (Rules(dotted=[]), "a.b/#", None),
+        (Rules(dotted=["*"]), "a b/#", ["mqtt", "a b", "#"]),
+    ],
+)
+def test_rules_of_the_access_list_judge_a_filter_by_where_mqtt_publishes(
+    rules: Rules, topic_filter: str, place: list[str] | None
+) -> None:
+    assert rules.kafka_filter(topic_filter) == place
+
+
+@pytest.mark.parametrize(
+    ("dotted", "why"),
+    [
+        (["a.b", "a_b"], "collide"),
+        (["m.q", "mqtt"], None),
+        (["m.*"], None),
+        (["*"], None),
+        (["no/name"], "legal"),
+        (["no/*"], "legal"),
+        (["__x.*"], "legal"),
+        ([""], "legal"),
+    ],
 )
 def test_dotted_topics_must_be_names_that_do_not_collide(dotted: list[str], why: str | None) -> None:
     if why is None:
@@ -177,8 +250,8 @@ def test_a_literal_first_level_watches_one_topic_only() -> None:
     assert Rules().kafka_topics("sensors/+/temp", known) == {"sensors"}
     assert Rules().kafka_topics("#", known) == set(known)
     assert Rules().kafka_topics("a b/c", known) == {"mqtt"}
-    assert Rules().literal_topics("later/#") == {"later"}
-    assert Rules().literal_topics("+/a") == set()
+    assert Rules().literal_topics("later/#") == ("later",)
+    assert Rules().literal_topics("+/a") == ()
 
 
 def test_what_is_remembered_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

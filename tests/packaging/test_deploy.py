@@ -50,6 +50,8 @@ EVERYTHING: dict[str, Any] = {
     ],
     "image": {"pullSecrets": ["registry"]},
     "service": {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "annotations": {"a": "b"}},
+    "extraVolumes": [{"name": "devices", "persistentVolumeClaim": {"claimName": "devices", "readOnly": True}}],
+    "extraVolumeMounts": [{"name": "devices", "mountPath": "/run/devices", "readOnly": True}],
     "extraPorts": [{"name": "mqtt-ws", "port": 9001}],
     "persistence": {"storageClass": "fast"},
     "podAnnotations": {"a": "b"},

@@ -32,9 +32,9 @@ async def needed_topics(
     refused = await topics.find(set().union(*literal.values()))
     found: dict[str, set[str] | Refused] = {}
     for topic_filter, needed in fixed.items():
-        denied = (why for name in literal[topic_filter] if (why := refused.get(name)) is not None)
-        refusal = next((why for why in denied if why.outcome is Outcome.DENIED), None)
-        if refusal is not None:
+        # Where MQTT publishes now decides. Another place, where messages may have been stored before, need not exist.
+        refusal = refused.get(literal[topic_filter][0]) if literal[topic_filter] else None
+        if refusal is not None and refusal.outcome is Outcome.DENIED:
             found[topic_filter] = refusal
         elif needed is None:
             found[topic_filter] = rules.kafka_topics(topic_filter, topics.names)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import os
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +68,8 @@ class CountingPlugin(BaseAuthPlugin):
         if self.config.shared is not None:
             self.config.shared.append((session.username, session.client_id, session.remote_address))
         match self.config.behaviour:
+            case "nice":
+                self.config.shared.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
             case "raise":
                 raise ValueError(f"no luck with {session.password}")
             case "abstain":
@@ -276,6 +280,40 @@ async def test_success_is_remembered_for_a_while() -> None:
     await authenticator.stop()
 
 
+@pytest.mark.parametrize(
+    ("settings", "later_s", "checks"),
+    [
+        ({"password_cache_s": 10.0}, 9.0, 1),
+        ({"password_cache_s": 10.0}, 10.0, 2),
+        ({"password_cache_s": 600.0}, authentication.CACHE_S, 1),
+        ({"password_cache_s": 0.0}, 0.0, 2),
+        ({"password_cache_entries": 0}, 0.0, 2),
+    ],
+)
+async def test_size_and_life_of_the_cache_are_settings(settings: dict[str, Any], later_s: float, checks: int) -> None:
+    clock = Clock()
+    asked: list[Any] = []
+    config = with_plugin(shared=asked).model_copy(update=settings)
+    authenticator = Authenticator(config, clock=clock, sleep=clock.sleep)
+    await authenticator.start()
+    assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
+    clock.now += later_s
+    assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
+    assert len(asked) == checks
+    await authenticator.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+async def test_checks_leave_the_processor_to_the_messages() -> None:
+    """A crowd of logins with Argon2 would otherwise take eight shares of the processor, and the event loop one."""
+    asked: list[Any] = []
+    authenticator = Authenticator(with_plugin(behaviour="nice", shared=asked))
+    await authenticator.start()
+    assert await authenticator.authenticate_password("ann", SECRET, peer=PEER)
+    assert asked[1] > os.getpriority(os.PRIO_PROCESS, 0)
+    await authenticator.stop()
+
+
 async def test_one_check_for_many_at_once_and_the_loop_goes_on() -> None:
     asked: list[Any] = []
     authenticator = Authenticator(with_plugin(behaviour="block", shared=asked))
@@ -387,9 +425,9 @@ async def test_who_was_right_before_is_checked_again_beside_those_who_guess(monk
 
 async def test_the_table_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throttle, "ADDRESSES", 10)
-    monkeypatch.setattr(authentication, "CACHE_ENTRIES", 10)
     clock = Clock()
-    authenticator = Authenticator(with_plugin(), clock=clock, sleep=clock.sleep)
+    config = with_plugin().model_copy(update={"password_cache_entries": 10})
+    authenticator = Authenticator(config, clock=clock, sleep=clock.sleep)
     await authenticator.start()
     for number in range(30):
         assert await authenticator.authenticate_password("ann", "x", peer=f"192.0.2.{number}:1") is None

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.config import SecurityConfig
 from gateway.security.authentication import Authenticator
+from gateway.security.device_secrets import DeviceSecrets
 from gateway.security.identity import Identity
 from gateway.security.scram import derive
-from gateway.security.user_files import read_scram_file
+from gateway.security.user_files import read_password_file, read_scram_file
 
 PASSWORD = "correct horse"
 
@@ -32,6 +33,75 @@ async def test_a_line_of_the_password_file(tmp_path: Path) -> None:
     assert await authenticator.authenticate_password("ann", PASSWORD, peer="") == Identity("ann", "password")
     assert await authenticator.authenticate_password("bob", PASSWORD, peer="") is None
     await authenticator.stop()
+
+
+def device(*arguments: str) -> tuple[str, str]:
+    """Return the printed lines and secrets; the command reads nothing."""
+    result = CliRunner().invoke(app, ["password", "--device", *arguments], input="")
+    assert result.exit_code == 0, result.stderr
+    return result.stdout, result.stderr
+
+
+async def test_a_device_gets_a_secret_that_is_not_in_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "passwords"
+    line, shown = device("site-1/pump 7")
+    name, _, secret = shown.rstrip("\n").partition(":")
+    assert name == "site-1/pump 7"
+    assert line.startswith("site-1/pump 7:$device-sha256$")
+    assert secret not in line
+    assert device("site-1/pump 7") != (line, shown)
+    path.write_text(line)
+    authenticator = Authenticator(SecurityConfig(allow_anonymous=False, password_file=path))
+    await authenticator.start()
+    assert await authenticator.authenticate_password(name, secret, peer="") == Identity(name, "password")
+    await authenticator.stop()
+
+
+def test_a_fleet_is_provisioned_by_one_command(tmp_path: Path) -> None:
+    names, secrets, path = (tmp_path / name for name in ("names", "secrets", "passwords"))
+    names.write_text("# hall 1\n" + "".join(f"pump-{number}\n" for number in range(2000)))
+    lines, shown = device("--names", str(names), "--secrets", str(secrets))
+    assert not shown
+    assert secrets.stat().st_mode & 0o777 == 0o600
+    path.write_text(lines)
+    users = read_password_file(path, "security.password_file")
+    pairs = [line.split(":") for line in secrets.read_text().splitlines()]
+    assert [name for name, _ in pairs] == list(users.devices) == [f"pump-{number}" for number in range(2000)]
+    assert len({secret for _, secret in pairs}) == 2000
+    assert all(DeviceSecrets(users.devices).matches(name, secret) for name, secret in pairs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "exactly one"),
+        (("--device",), "exactly one"),
+        (("--device", "pump", "--names", "{names}", "--secrets", "{new}"), "exactly one"),
+        (("--device", "--names", "{names}"), "--secrets"),
+        (("--device", "--names", "{missing}", "--secrets", "{new}"), "cannot read"),
+        (("--device", "--names", "{twice}", "--secrets", "{new}"), "line 2: duplicate name"),
+        (("--device", "--names", "{colon}", "--secrets", "{new}"), "line 1: the name"),
+        (("--device", "--names", "{empty}", "--secrets", "{new}"), "has no name"),
+        (("--device", "--names", "{names}", "--secrets", "{names}"), "File exists"),
+        (("--device", "--scram", "pump"), "exclude each other"),
+        (("--secrets", "{new}", "pump"), "--device"),
+        (("--names", "{names}"), "--device"),
+        (("--device", "anonymous"), "the name"),
+    ],
+)
+def test_what_no_device_can_have_is_said(tmp_path: Path, arguments: tuple[str, ...], complaint: str) -> None:
+    """A human's password is never taken for a device: `--device` reads no input, and bulk is for devices only."""
+    contents = {"names": "a\nb\n", "twice": "a\na\n", "colon": "a:b\n", "empty": "# none\n"}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    places = {name: str(tmp_path / name) for name in (*contents, "new", "missing")}
+    given = [argument.format_map(places) for argument in arguments]
+    result = CliRunner().invoke(app, ["password", *given], input=f"{PASSWORD}\n")
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert not result.stdout
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "names").read_text() == contents["names"]
 
 
 @pytest.mark.parametrize(

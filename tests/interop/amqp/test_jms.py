@@ -12,6 +12,7 @@ from tests.interop.amqp.conftest import NewJms
 from tests.interop.amqp.jms import JmsConsumer, bodies
 from tests.interop.driver import RefusedError, Wire, encode
 from tests.support.gateway import GatewayProcess
+from tests.support.mqtt import RawClient
 
 KINDS: dict[str, Any] = {
     "text": "gr\u00fc\u00df dich",
@@ -73,6 +74,27 @@ async def test_a_queue_delivers_each_message_to_one_consumer(new_jms: NewJms, ow
     consumer = await session.consumer(f"queue:{own}")
     assert bodies(await consumer.receive(1)) == ["6"]
     assert bodies(await session.browse(f"queue:{own}", selector="JMSPriority > 4")) == []
+
+
+async def test_names_with_dots_are_queues_and_topics(new_jms: NewJms, amqp_gateway: GatewayProcess, own: str) -> None:
+    """As most JMS applications have them; MQTT devices send to the queue under the same name."""
+    queue, topic = f"queue:orders.new.{own}", f"topic:orders.events.{own}"
+    session = await (await new_jms()).session()
+    worker, listeners = await session.consumer(queue), [await session.consumer(topic) for _ in range(2)]
+    await (await session.producer(queue)).texts("order")
+    await (await session.producer(topic)).texts("event")
+    assert bodies(await worker.receive(1)) == ["order"]
+    for listener in listeners:
+        assert bodies(await listener.receive(1)) == ["event"]
+    device = await RawClient.connect(amqp_gateway.address("mqtt"))
+    assert await device.publish(f"orders.new.{own}/pump", b"from a device") == 0
+    device.drop()
+    (message,) = await worker.receive(1)
+    assert (message["kind"], message["destination"]) == ("bytes", queue)
+    transacted = await (await new_jms()).session("transacted")
+    await (await transacted.producer(queue)).texts("in a transaction")
+    await transacted.do("commit")
+    assert bodies(await worker.receive(1)) == ["in a transaction"]
 
 
 @pytest.mark.parametrize("mode", ["client", "dups_ok", "auto"])
