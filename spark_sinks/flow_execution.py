@@ -19,6 +19,7 @@ from spark_sinks.job import Flow
 from spark_sinks.lease import TAKE_OVER_S, Lease
 from spark_sinks.meaning import ADVICE, Meaning
 from spark_sinks.progress import Examined, Offsets, Progress, offsets_sum
+from spark_sinks.real_time_reads import RealTimeReads
 from spark_sinks.reject_scanner import RejectScanner
 from spark_sinks.sources import Broker
 from spark_sinks.triggers import CATCH_UP, CATCHING_UP, MICRO_BATCH, REAL_TIME
@@ -74,6 +75,7 @@ class FlowExecution:
         self.position: Offsets = {}  # end offsets of the finished batches
         self.ends: Offsets = {}  # end offsets of the topics at the last check
         self._next_look = 0.0
+        self._unfinished = RealTimeReads(flow.spark)
         self._checkpoint = Checkpoint(flow.spark, flow.checkpoint)
         self._scanner = None if flow.rejects_topic is None else RejectScanner(flow, found)
         self._scan_by = float("inf")  # deadline for scanning the finished batches
@@ -164,6 +166,16 @@ class FlowExecution:
     def _read(self) -> int:
         return offsets_sum(self.position)
 
+    @property
+    def read(self) -> Offsets:
+        """The offsets before which it has read everything; in real time a kill repeats those after `position`."""
+        return self._unfinished.position or self.position
+
+    @property
+    def unfinished_rows(self) -> int:
+        """The records read that no finished batch counts yet."""
+        return self._unfinished.rows
+
     def _start_fitting(self) -> None:
         """Start in real time if the query is not far behind, else catching up."""
         real_time = self._policy.may_run_in_real_time(time.monotonic(), self._read)
@@ -176,6 +188,10 @@ class FlowExecution:
 
     def _start(self, mode: str) -> None:
         self.mode = mode
+        if mode == REAL_TIME:
+            self._unfinished.begin()
+        else:
+            self._unfinished.end()
         trigger = CATCH_UP if mode == CATCHING_UP else self.flow.trigger
         self.query = self.flow.start(replace(trigger, most=self._size.now))
         self.runs[str(self.query.runId)] = mode
@@ -199,8 +215,10 @@ class FlowExecution:
             self._start_fitting()
         elif time.monotonic() >= self._next_look:
             self._read_ends()
+            if self.mode == REAL_TIME and self._tasks_run():
+                self._unfinished.look(self.query)
         if self._lease is not None:
-            self._lease.position = self.position
+            self._lease.position = self.read
         self._scan()
 
     def _scan(self) -> None:
@@ -238,6 +256,7 @@ class FlowExecution:
         lag = progress.lag
         if progress.end is not None and offsets_sum(progress.end) >= self._read:
             self.position = progress.end
+        self._unfinished.finished(progress.batch)
         if mode == REAL_TIME and not self._stopped:
             self._read_ends()
             lag = self._policy.lag(self._read)  # Spark reports the topics' ends as of the batch's start
@@ -285,6 +304,7 @@ class FlowExecution:
         """Stop the scanner, after `LAST_SCAN_S` at most, and give up the lease."""
         if self._scanner:
             self._scanner.stop(LAST_SCAN_S)
+        self._unfinished.end()
         self._release()
 
 
