@@ -22,7 +22,7 @@ from spark_sinks.audit import run as audit
 from spark_sinks.job_file import JobFile, JobFileError
 from spark_sinks.process import Console, end_jvm
 from spark_sinks.replay.ledger import LedgerError
-from spark_sinks.replay.run import Replayed, replay
+from spark_sinks.replay.run import Replayed, StopRequest, replay, unless_stopped
 from spark_sinks.replay.sources import SourceError
 from spark_sinks.replay.writer import ReplacedError
 from spark_sinks.spec.audit import BridgeAudit
@@ -86,14 +86,17 @@ async def _run(job: Any, given: argparse.Namespace, console: Console) -> int:
         return 1 if missing and given.once else 0
     if isinstance(job, Backfill):
         console.divert(given.log_file)  # Spark's own output
-        totals = await _backfill(job, given, report=report, say=console.say, stopped=stopped)
+        try:
+            totals = await _backfill(job, given, report=report, say=console.say, stopped=stopped)
+        except StopRequest:  # while Spark started
+            return 0
     else:
         totals = await replay(job, report=report, say=console.say, stopped=stopped)
     console.report(msgspec.json.encode({**msgspec.to_builtins(totals), "kind": "summary"}))
     return 1 if totals.unfit else 0
 
 
-async def _backfill(job: Backfill, given: argparse.Namespace, **running: Any) -> Replayed:
+async def _backfill(job: Backfill, given: argparse.Namespace, *, stopped: asyncio.Event, **running: Any) -> Replayed:
     """Replay with Spark; an error of Spark becomes a SourceError, with its traceback in the log."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - with pyspark
     from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -103,7 +106,7 @@ async def _backfill(job: Backfill, given: argparse.Namespace, **running: Any) ->
 
     run = job.run
     try:
-        spark = await asyncio.to_thread(
+        starting = asyncio.to_thread(
             session,
             f"trivium {job.title}",
             master=run.master,
@@ -112,8 +115,10 @@ async def _backfill(job: Backfill, given: argparse.Namespace, **running: Any) ->
             java_options=given.driver_java_options,
             conf=run.conf,
         )
-        totals = await backfill(spark, job, **running)
-        await asyncio.to_thread(spark.stop)
+        spark = await unless_stopped(stopped, starting)
+        totals = await backfill(spark, job, stopped=stopped, **running)
+        if not stopped.is_set():  # else it may wait for a query whose rows nobody takes
+            await asyncio.to_thread(spark.stop)
     except (PySparkException, Py4JError) as error:
         traceback.print_exc()
         raise SourceError(next(iter(str(error).splitlines()), type(error).__name__)) from error
