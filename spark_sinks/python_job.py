@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from aiokafka.errors import KafkaError
 
 from spark_sinks.audit import run as audit
 from spark_sinks.job_file import JobFile, JobFileError
-from spark_sinks.process import Console, end_jvm
+from spark_sinks.process import Console, end_jvm, on_stop
 from spark_sinks.replay.ledger import LedgerError
-from spark_sinks.replay.run import Replayed, StopRequest, replay, unless_stopped
+from spark_sinks.replay.run import Replayed, replay
 from spark_sinks.replay.sources import SourceError
 from spark_sinks.replay.writer import ReplacedError
 from spark_sinks.spec.audit import BridgeAudit
@@ -64,6 +64,8 @@ def main(file: JobFile, argv: Sequence[str]) -> int:
         return 2
     console = Console()
     try:
+        if isinstance(job, Backfill):
+            return _with_spark(job, given, console)
         return asyncio.run(_run(job, given, console))
     except Problems as error:
         console.say(f"{job.title} failed: {str(error) or type(error).__name__}")
@@ -72,7 +74,7 @@ def main(file: JobFile, argv: Sequence[str]) -> int:
         console.close()
 
 
-async def _run(job: Any, given: argparse.Namespace, console: Console) -> int:
+async def _run(job: Any, given: argparse.Namespace, console: Console, replayed: Callable[..., Any] = replay) -> int:
     """Run the job until it is done, or SIGTERM or SIGINT stops it; return the exit code."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,20 +86,15 @@ async def _run(job: Any, given: argparse.Namespace, console: Console) -> int:
     if isinstance(job, BridgeAudit):
         missing = await audit.run(job, report=report, say=console.say, stopped=stopped, once=given.once)
         return 1 if missing and given.once else 0
-    if isinstance(job, Backfill):
-        console.divert(given.log_file)  # Spark's own output
-        try:
-            totals = await _backfill(job, given, report=report, say=console.say, stopped=stopped)
-        except StopRequest:  # while Spark started
-            return 0
-    else:
-        totals = await replay(job, report=report, say=console.say, stopped=stopped)
+    totals = await replayed(job, report=report, say=console.say, stopped=stopped)
     console.report(msgspec.json.encode({**msgspec.to_builtins(totals), "kind": "summary"}))
     return 1 if totals.unfit else 0
 
 
-async def _backfill(job: Backfill, given: argparse.Namespace, *, stopped: asyncio.Event, **running: Any) -> Replayed:
-    """Replay with Spark; an error of Spark becomes a SourceError, with its traceback in the log."""
+def _with_spark(job: Backfill, given: argparse.Namespace, console: Console) -> int:
+    """Run a backfill; an error of Spark becomes a SourceError, with its traceback in the log."""
+    on_stop(_stop_now)  # until the JVM has started there is nothing to stop cleanly
+    console.divert(given.log_file)  # Spark's own output
     from py4j.protocol import Py4JError  # noqa: PLC0415 - with pyspark
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
@@ -106,8 +103,7 @@ async def _backfill(job: Backfill, given: argparse.Namespace, *, stopped: asynci
 
     run = job.run
     try:
-        starting = asyncio.to_thread(
-            session,
+        spark = session(
             f"trivium {job.title}",
             master=run.master,
             driver_memory=run.driver_memory,
@@ -115,13 +111,20 @@ async def _backfill(job: Backfill, given: argparse.Namespace, *, stopped: asynci
             java_options=given.driver_java_options,
             conf=run.conf,
         )
-        spark = await unless_stopped(stopped, starting)
-        totals = await backfill(spark, job, stopped=stopped, **running)
-        if not stopped.is_set():  # else it may wait for a query whose rows nobody takes
-            await asyncio.to_thread(spark.stop)
+
+        async def replayed(*args: Any, **running: Any) -> Replayed:
+            try:
+                return await backfill(spark, *args, **running)
+            finally:
+                end_jvm(4.0)  # here, since asyncio waits for threads, which may wait for the JVM
+
+        return asyncio.run(_run(job, given, console, replayed))
     except (PySparkException, Py4JError) as error:
         traceback.print_exc()
         raise SourceError(next(iter(str(error).splitlines()), type(error).__name__)) from error
     finally:
         end_jvm(4.0)
-    return totals
+
+
+def _stop_now() -> None:
+    raise SystemExit(0)
