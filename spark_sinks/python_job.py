@@ -19,6 +19,7 @@ import msgspec
 from aiokafka.errors import KafkaError
 
 from spark_sinks.audit import run as audit
+from spark_sinks.failures import told
 from spark_sinks.job_file import JobFile, JobFileError
 from spark_sinks.process import Console, end_jvm, on_stop
 from spark_sinks.replay.ledger import LedgerError
@@ -121,7 +122,7 @@ def _with_spark(job: Backfill, given: argparse.Namespace, console: Console) -> i
         return asyncio.run(_run(job, given, console, replayed))
     except (PySparkException, Py4JError) as error:
         traceback.print_exc()
-        raise SourceError(next(iter(str(error).splitlines()), type(error).__name__)) from error
+        raise SourceError(told(error)) from error
     finally:
         end_jvm(4.0)
 
