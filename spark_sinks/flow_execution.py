@@ -85,8 +85,9 @@ class FlowExecution:
 
         Raises:
             LeaseError: Kafka does not allow the lease.
-            ValueError: the checkpoint does not fit the job or its topics.
+            ValueError: the checkpoint does not fit the job or its topics. A driver that holds it goes on.
         """
+        self._check()
         lease = self._lease = Lease(
             self.flow.spark,
             self.flow.options.connection,
@@ -119,10 +120,7 @@ class FlowExecution:
 
     def _begin(self) -> None:
         self._checkpoint.forget_unfinished_start()
-        if self.flow.trigger.mode == REAL_TIME:
-            self._checkpoint.check_real_time()
-        self._read_ends()
-        self._continue()
+        self._continue(*self._check())  # again: the earlier driver may have gone on
         earliest = self.flow.options.starting_offsets == "earliest"
         self.position = self._checkpoint.position() or self._broker.ends(self.flow.topics, beginnings=earliest) or {}
         if self.flow.trigger.mode == REAL_TIME:
@@ -133,34 +131,43 @@ class FlowExecution:
             self._scanner.start()
             self._scan_by = time.monotonic() + SCAN_WAIT_S  # batches of an earlier run
 
-    def _continue(self) -> None:
-        """Check that the checkpoint is of this job and of these topics; ValueError if not."""
+    def _check(self) -> tuple[Meaning, list[str]]:
+        """Check that the checkpoint is of this job and of these topics; ValueError if not.
+
+        Returns:
+            What it means from now on, and the topics that were deleted and made again.
+        """
+        if self.flow.trigger.mode == REAL_TIME:
+            self._checkpoint.check_real_time()
+        self._read_ends()
         known, path = self._broker.ids, self._checkpoint.path
         before = None if self._checkpoint.is_unread() else self._checkpoint.meaning()
         topics = {name: known[name] for name in self.flow.topics if name in known}
         now = Meaning(self.flow.meaning, dict.fromkeys(self.flow.topics, "") | topics)
-        if before is not None:
-            if changes := before.changes_to(now):
-                raise ValueError(
-                    f"{self.flow.name} was edited: {'; '.join(changes)}. State in {path} would mix both: {ADVICE}"
-                )
-            now = Meaning(now.job, now.topics | {name: before.topics.get(name, "") for name in now.topics} | topics)
-            if recreated := before.recreated(known):
-                self._begin_again(recreated)
-        self._checkpoint.keep_meaning(now)
-        self._meaning = now
-
-    def _begin_again(self, topics: list[str]) -> None:
-        """Read topics that were deleted and made again from their beginnings, if loss is accepted."""
-        names = ", ".join(topics)
-        if not self.flow.options.accept_data_loss:
+        if before is None:
+            return now, []
+        if changes := before.changes_to(now):
             raise ValueError(
-                f"topic {names} was deleted and made again: the offsets in {self._checkpoint.path} are the old one's. "
+                f"{self.flow.name} was edited: {'; '.join(changes)}. State in {path} would mix both: {ADVICE}"
+            )
+        recreated = before.recreated(known)
+        if recreated and not self.flow.options.accept_data_loss:
+            raise ValueError(
+                f"topic {', '.join(recreated)} was deleted and made again: the offsets in {path} are the old one's. "
                 "With accept_data_loss the job reads the new one from its beginning, or "
                 f"{ADVICE.removeprefix('use another checkpoint, or ')}"
             )
-        self._checkpoint.forget_position(topics)
-        self._say(f"topic {names} was deleted and made again: {self.flow.name} reads it from its beginning")
+        ids = now.topics | {name: before.topics.get(name, "") for name in now.topics} | topics
+        return Meaning(now.job, ids), recreated
+
+    def _continue(self, meaning: Meaning, recreated: list[str]) -> None:
+        """Store what the checkpoint means; topics that were made again are read from their beginnings."""
+        if recreated:
+            self._checkpoint.forget_position(recreated)
+            names = ", ".join(recreated)
+            self._say(f"topic {names} was deleted and made again: {self.flow.name} reads it from its beginning")
+        self._checkpoint.keep_meaning(meaning)
+        self._meaning = meaning
 
     @property
     def _read(self) -> int:
