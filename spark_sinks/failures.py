@@ -10,6 +10,7 @@ from spark_sinks.meaning import ADVICE
 _QUERY: Final = "=== Streaming Query ==="
 """Spark appends the query's plan below this line."""
 _PROXY: Final = "An exception was raised by the Python Proxy"
+_WORKER: Final = "An exception was thrown from the Python worker"
 _LOST: Final = "Some data may have been lost because they are not available in Kafka"
 _REASON: Final = re.compile(r"Reason: (.+?)\.*$", re.MULTILINE)
 _LOST_HELP: Final = (
@@ -28,7 +29,7 @@ def told(error: BaseException) -> str:
         return _LOST_HELP.format(reason[1] if reason else first_line(text.replace(_LOST, "")))
     if (state := _STATE.search(text)) is not None:
         return _STATE_HELP.format(state[1])
-    if _PROXY in text and "Traceback" in text:
+    if "Traceback" in text and (_PROXY in text or _WORKER in text):
         return _cause(text)
     return first_line(text) or type(error).__name__
 

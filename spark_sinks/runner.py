@@ -30,6 +30,7 @@ from spark_sinks.metrics import JobMetrics
 from spark_sinks.output import Lines, Screen
 from spark_sinks.process import Console, StopRequest, die_with_parent, end_jvm, on_stop
 from spark_sinks.progress import Examined, Progress, ProgressListener, Totals
+from spark_sinks.real_time_reads import HEARTBEAT
 from spark_sinks.runs import Registration, RunsError
 from spark_sinks.session import session
 from spark_sinks.sources import Broker
@@ -112,8 +113,9 @@ def run(
                     execution.step()
                     metrics.reads(
                         execution.mode,
-                        execution.position,
+                        execution.read,
                         execution.ends,
+                        unfinished=execution.unfinished_rows,
                         counts_rejects=flow.rejects_topic is not None,
                     )
                     if waiting and execution.reads():
@@ -346,7 +348,7 @@ def _run_process(
         quick_start=given.quick_start,
         state_in_heap=in_heap,
         java_options=given.driver_java_options,
-        conf=dict(given.conf),
+        conf={**(HEARTBEAT if options.trigger == REAL_TIME else {}), **dict(given.conf)},
     )
     flow = kind.flow(spark, options)
     events: SimpleQueue[Event] = SimpleQueue()

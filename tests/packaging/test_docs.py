@@ -25,6 +25,8 @@ ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| (?:`([^`]*)`|-) \| (.*)\|$", re.MULTIL
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE_AND_NAME = re.compile(r"^([\w/]+)\.py:\s+([A-Z]\w+)")
+CELL_END = re.compile(r"(?<!\\)\|")
+RULE = re.compile(r"\|(?: ?:?-+:? ?\|)+")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -222,3 +224,29 @@ def test_a_page_for_maintainers_names_real_files(name: str):
     written = {path for path in named if not re.search(r"[A-Z]{4}", path)}  # ROOM and NAME are placeholders
     assert len(written) > 5
     assert [path for path in sorted(written) if not (ROOT / path.rstrip(".")).exists()] == []
+
+
+def tables_of(text: str) -> list[list[str]]:
+    """Return the rows of each Markdown table: adjacent lines that begin with a bar, outside of fenced blocks."""
+    found: list[list[str]] = [[]]
+    for line in FENCE.sub("", text).splitlines():
+        if line.lstrip().startswith("|"):
+            found[-1].append(line.strip())
+        elif found[-1]:
+            found.append([])
+    return [rows for rows in found if rows]
+
+
+@pytest.mark.parametrize("page", documents(), ids=relative)
+def test_the_rows_of_a_table_have_as_many_cells_as_its_head(page: Path) -> None:
+    for rows in tables_of(page.read_text(encoding="utf-8")):
+        assert len(rows) > 2, rows
+        assert RULE.fullmatch(rows[1]), rows[1]
+        bars = [len(CELL_END.findall(row)) for row in rows]
+        wrong = [row for row, count in zip(rows, bars, strict=True) if count != bars[0] or not row.endswith("|")]
+        assert not wrong, f"{bars[0] - 1} cells are in the head"
+
+
+def test_a_table_with_a_lost_or_an_extra_cell_is_found() -> None:
+    [rows] = tables_of("text\n| a | b\\|c |\n|---|---|\n| 1 |\n```\n| no |\n```\n")
+    assert [len(CELL_END.findall(row)) for row in rows] == [3, 3, 2]

@@ -326,10 +326,6 @@ def test_check_and_list_on_the_command_line(tmp_path: Path) -> None:
     assert "note: " not in told.output
     assert f"trivium: {wrong}: aggregates.maximum: no column humidity" in told.output
     assert f"{tmp_path / 'no.toml'}: No such file or directory" in told.output
-    windows = CliRunner().invoke(app, ["spark", "check", str(EXAMPLES / "window_stats.toml")])
-    assert windows.exit_code == 0
-    assert "note: a reading's arrival is Kafka's timestamp, which native producers" in windows.output
-    assert "message.timestamp.type=LogAppendTime" in windows.output
     listed = CliRunner().invoke(app, ["spark", "list"]).output
     assert all(f"  {kind}" in listed for kind in (*KINDS, *NAMED))
     assert {name: job.summary for name, job in known_jobs().items()} == NAMED
