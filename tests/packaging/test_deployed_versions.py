@@ -10,7 +10,7 @@ from gateway.embedded.jars import locked_version
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "deploy"
-IMAGE = re.compile(r"(?:image[:=] ?|FROM |SPARK=)([a-z][\w./-]*:[\w.-]+)")
+IMAGE = re.compile(r"(?:image[:=] ?|FROM |SPARK=|BASE=)([a-z][\w./-]*:[\w.-]+)")
 JAR = re.compile(r"[a-z][\w.-]+:[a-z][\w.-]+:\d[\w.]*")
 GROUP = re.compile(r"apiVersion: ([\w-]+(?:\.[\w-]+)+/\w+)")
 NUMBER = re.compile(r"(?<![\w.])v?\d+\.\d+\.\d+(?:-\w+)?(?![\w.])")
