@@ -41,6 +41,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--records", type=int, default=4_000)
     one.add_argument("--size", type=int, default=200_000, help="bytes of a record")
     one.add_argument("--compressed", action="store_true", help="records that compress well")
+    one = scenarios.add_parser("poison", help="jobs of each kind under everything that a topic can hold")
+    one.add_argument("--kind", action="append", metavar="KIND", help="only this kind; repeatable")
+    one.add_argument("--trigger", choices=TRIGGERS, help="default: both")
+    one.add_argument("--ticks", type=int, default=20, help="readings of each device, half a second apart")
     one = scenarios.add_parser("last", help="kill a last-known job repeatedly while values arrive")
     one.add_argument("--kills", type=int, default=20)
     one.add_argument("--rate", type=int, default=200, help="records per second")
@@ -135,6 +139,12 @@ async def run(given: argparse.Namespace, bootstrap: str, directory: Path, gatewa
         formats = tuple(given.format or ("parquet", "delta", "iceberg"))
         wanted = large.Plan(formats, given.records, given.size, given.compressed)
         return await large.run(bootstrap, directory, wanted)
+    if given.scenario == "poison":
+        from loadtest.spark import poison  # noqa: PLC0415 - as above
+
+        kinds = tuple(given.kind or poison.EACH_KIND)
+        which = (given.trigger,) if given.trigger else TRIGGERS
+        return await poison.run(bootstrap, directory, poison.Plan(kinds, which, given.ticks))
     if given.scenario == "state":
         return await state.run(bootstrap, directory, state.Plan(given.devices, given.again, given.heap))
     if given.scenario == "behind":
