@@ -25,6 +25,7 @@ from spark_sinks.replay.run import Replayed
 from spark_sinks.replay.sources import SourceError
 from spark_sinks.spec.parts import Maintain
 from tests.support.object_store import object_store
+from tests.support.table_batches import append
 from tests.support.topics import read_committed
 
 START_MS = 1_700_000_000_000
@@ -71,7 +72,7 @@ def parquet(directory: Path) -> str:
 
 def table_of_delta(directory: Path) -> str:
     for number in range(3):
-        DeltaArchive(str(directory / "lake"), "ours", {}).append(batch(number), number)
+        append(DeltaArchive(str(directory / "lake"), "ours", {}), batch(number), number)
     assert DeltaArchive(str(directory / "lake"), "", {}).maintain(Maintain(), NOW).merged, (
         "files that the table has no more"
     )
@@ -81,7 +82,7 @@ def table_of_delta(directory: Path) -> str:
 def table_of_iceberg(directory: Path) -> str:
     options = {"type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"file://{directory}/lake"}
     for number in range(3):
-        IcebergArchive("plant.sensors", "ours", "test", options).append(batch(number), number)
+        append(IcebergArchive("plant.sensors", "ours", "test", options), batch(number), number)
     assert IcebergArchive("plant.sensors", "", "test", options).maintain(Maintain(), NOW).merged, "as above"
     told = ", ".join(f'{name} = "{value}"' for name, value in options.items())
     return f'archive = "plant.sensors", format = "iceberg", catalog = "test", options = {{ {told} }}'
