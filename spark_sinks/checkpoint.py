@@ -162,10 +162,12 @@ class Checkpoint:
             self._files.replace(name, "\n".join(lines), f"{self.path}/.{number}.new")
             self._forget_checksum(number)
 
+    def exists(self) -> bool:
+        """Whether there is a checkpoint."""
+        return self._files.exists(self.path)
+
     def move_aside(self) -> str:
-        """Rename the directory, so that the next start begins anew; return its new name, empty if there was none."""
-        if not self._files.exists(self.path):
-            return ""
+        """Rename the directory, so that the next start begins anew; return its new name."""
         place = next(name for n in itertools.count(1) if not self._files.exists(name := f"{self.path}.{n}"))
         if not self._files.rename(self.path, place):
             raise ValueError(f"the checkpoint {self.path} cannot be renamed to {place}")

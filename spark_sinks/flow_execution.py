@@ -37,6 +37,25 @@ LAST_SCAN_S = 3.0
 """The time that a stop gives the scanner for the batches that have just finished."""
 
 
+def begin_anew(flow: Flow) -> str:
+    """Move the flow's checkpoint aside; return its new path, empty if there was none.
+
+    A driver that still holds it, on any host, ends: it would go on writing results.
+
+    Raises:
+        LeaseError: Kafka does not allow the lease.
+    """
+    checkpoint = Checkpoint(flow.spark, flow.checkpoint)
+    if not checkpoint.exists():
+        return ""
+    lease = Lease(flow.spark, flow.options.connection, checkpoint.query_id(), flow.topics[0], lambda _error: None)
+    try:
+        lease.begin()
+    finally:
+        lease.end()
+    return checkpoint.move_aside()
+
+
 class FlowExecution:
     """Runs a flow. In real time it catches up first, and again when it falls behind.
 

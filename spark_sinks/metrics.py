@@ -60,9 +60,7 @@ class JobMetrics:
             self._began = self._clock()
             self._metrics.add_source(SOURCE, self.statistics, labels={"job": self._job, "query": self._job})
 
-    def reads(
-        self, mode: str, position: Offsets, ends: Offsets, *, counts_rejects: bool, unfinished: int = 0
-    ) -> None:
+    def reads(self, mode: str, position: Offsets, ends: Offsets, *, counts_rejects: bool, unfinished: int = 0) -> None:
         """Set the mode, position and ends of the topics, if `examined` is called, and the rows of no finished batch."""
         self._begin()
         with self._lock:

@@ -20,10 +20,9 @@ from typing import Any
 import msgspec
 
 from spark_sinks import lost_jvm
-from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.declared import kind_of
 from spark_sinks.failures import told
-from spark_sinks.flow_execution import FlowExecution
+from spark_sinks.flow_execution import FlowExecution, begin_anew
 from spark_sinks.job import DRIVER_MB, Flow, JobKind, JobOptions, duration, known_jobs, listen
 from spark_sinks.job_file import JobFileError, is_job_file, read
 from spark_sinks.metrics import JobMetrics
@@ -369,7 +368,7 @@ def _run_process(
             written.write_bytes(msgspec.json.encode(about))
             written.replace(given.ready_file)
 
-    if given.fresh and (aside := Checkpoint(spark, flow.checkpoint).move_aside()):
+    if given.fresh and (aside := begin_anew(flow)):
         output.say(f"{kind.name} begins anew; its earlier checkpoint is {aside}")
     try:
         if wait_for_topics(flow, output.say, events):

@@ -22,10 +22,11 @@ from spark_sinks.checkpoint import HELD
 from spark_sinks.lease import PREFIX, LeaseError
 from tests.spark_sinks.test_edited_jobs import START_MS, STATS, Job
 from tests.spark_sinks.test_edited_jobs import job as job  # noqa: PLC0414 - a fixture
-from tests.support.secured import Acls, secured_of
 from tests.support.secured import secured_broker as secured_broker  # noqa: PLC0414 - a fixture
+from tests.support.secured import secured_of
 from tests.support.topics import read_all
 from tests.support.waiting import wait_until
+from tools.acls import Acls
 from tools.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
@@ -140,13 +141,13 @@ async def test_a_driver_of_another_home_takes_over_and_an_edited_one_is_refused_
     assert drivers[-1].process.returncode == 1
     assert "max-temperature was edited: --slide was 2000 ms, and is 1000 ms" in said
     await counted(3)  # by the second
-    drivers[1].process.terminate()
-    await drivers[1].end()
-    assert drivers[1].process.returncode == 0
 
     drivers.append(Driver([*common, "--slide=1s", "--fresh"], tmp_path / "fresh"))
     await drivers[-1].start()
     await drivers[-1].wait_ready()
+    said = await drivers[1].end()
+    assert drivers[1].process.returncode == 1
+    assert "max-temperature failed: another driver has taken over the checkpoint" in said
     results = await read_until(target, lambda records: any(json.loads(one.value)["start"] % 2_000 for one in records))
     assert json.loads(results[-1].value)["count"] == 3
     assert (tmp_path / "checkpoint" / "max-temperature.1" / "meaning").exists()

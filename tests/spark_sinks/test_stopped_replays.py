@@ -121,4 +121,3 @@ async def test_a_stop_is_heard_while_spark_starts(
     process = await started(tmp_path / "job.toml", BACKFILL, TARGET=await new_topic(), BOOTSTRAP=bootstrap)
     await wait_until(starts.exists)
     await stops_at_once(process)
-
