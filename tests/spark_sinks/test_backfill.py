@@ -137,7 +137,7 @@ async def test_a_table_in_an_object_store_is_written_maintained_and_read_back(
             given = f'archive = "{name}", format = "iceberg", catalog = "test"'
             table = IcebergArchive(name, "ours", "test", options)
         for number in range(3):
-            await asyncio.to_thread(table.append, batch(number), number)
+            await asyncio.to_thread(append, table, batch(number), number)
         assert (await asyncio.to_thread(table.maintain, Maintain(), NOW)).merged
         told = ", ".join(f'"{key}" = "{value}"' for key, value in options.items())
         given += f", options = {{ {told} }}, since = 2023-11-14T22:13:20.1Z"
@@ -154,7 +154,7 @@ async def test_a_large_table_passes_spark_in_pieces(spark: SparkSession, tmp_pat
     rows, big = 40, bytes(1_000_000)
     one = batch(0).slice(0, rows)
     large = one.set_column(one.column_names.index("value"), "value", [[big] * rows])
-    DeltaArchive(str(tmp_path / "lake"), "ours", {}).append(large, 0)
+    append(DeltaArchive(str(tmp_path / "lake"), "ours", {}), large, 0)
     source = BACKFILL.replace("SOURCE", f'archive = "{tmp_path}/lake", format = "delta"')
     (tmp_path / "backfill.toml").write_text(source)
     job: Any = read(tmp_path / "backfill.toml").spec
