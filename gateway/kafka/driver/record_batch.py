@@ -16,7 +16,7 @@ from typing import Any, Final
 from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
-from aiokafka.record.util import calc_crc32c, decode_varint
+from aiokafka.record.util import calc_crc32c
 
 from gateway.kafka.driver.decompression import DECODERS
 from mapping.record import Header, Received
@@ -29,6 +29,8 @@ _RECORDS_AT: Final = _HEADER.size
 _LAST_DELTA_AT: Final = 23
 _INT32: Final = Struct(">i")
 _INT64: Final = Struct(">q")
+_MORE: Final = 0x80  # another byte of a varint follows
+_LONGEST_VARINT: Final = 10
 _SHORTEST: Final = 26  # a batch of the format 0
 MAGIC: Final = 2
 CODEC_MASK: Final = 0x07
@@ -126,12 +128,12 @@ def records(topic: str, partition: int, batch: memoryview, end: int, most: int) 
     body = decode(batch[_RECORDS_AT:].tobytes())
     at = 0
     for _ in range(count):
-        length, begin = decode_varint(body, at)
+        length, begin = _varint(body, at)
         at = begin + length
         if length < 0 or at > len(body):
             raise CorruptRecordException(f"a record of {length} bytes does not fit")
-        delta, where = decode_varint(body, begin + 1)  # after the record's attributes, which are unused
-        offset_delta, where = decode_varint(body, where)
+        delta, where = _varint(body, begin + 1)  # after the record's attributes, which are unused
+        offset_delta, where = _varint(body, where)
         key, where = _bytes(body, where)
         value, where = _bytes(body, where)
         headers, where = _headers(body, where, most)
@@ -142,7 +144,7 @@ def records(topic: str, partition: int, batch: memoryview, end: int, most: int) 
 
 
 def _headers(body: bytes, at: int, most: int) -> tuple[tuple[Header, ...], int]:
-    count, at = decode_varint(body, at)
+    count, at = _varint(body, at)
     if not 0 <= count <= len(body) - at:
         raise CorruptRecordException(f"a record has {count} headers")
     found: list[Header] = []
@@ -156,7 +158,22 @@ def _headers(body: bytes, at: int, most: int) -> tuple[tuple[Header, ...], int]:
 
 
 def _bytes(body: bytes, at: int) -> tuple[bytes | None, int]:
-    length, at = decode_varint(body, at)
+    length, at = _varint(body, at)
     if length < 0:
         return None, at
+    if length > len(body) - at:
+        raise CorruptRecordException(f"{length} bytes do not fit")
     return body[at : at + length], at + length
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """Decode a signed varint; aiokafka's own function reads whatever memory is behind `body`."""
+    end = at
+    while end < len(body) and body[end] & _MORE:
+        end += 1
+    if end >= len(body) or end - at >= _LONGEST_VARINT:
+        raise CorruptRecordException("a number does not end")
+    value = 0
+    for byte in reversed(body[at : end + 1]):
+        value = value << 7 | (byte & ~_MORE)
+    return (value >> 1) ^ -(value & 1), end + 1

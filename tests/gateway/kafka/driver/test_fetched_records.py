@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import READ_COMMITTED, PartitionRecords
+from aiokafka.errors import CorruptRecordException
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.kafka.driver.fetched_records import FETCHED_AGAIN, Unreadable, _Converted, _Trials, convert_arrivals
 from gateway.kafka.driver.kafka_consumer import close_consumer, log_consumer, poll
-from gateway.kafka.driver.record_batch import FetchedBatches
+from gateway.kafka.driver.record_batch import FetchedBatches, records
 from mapping.record import Received
+from tests.reference.record_buffer import varint
 from tests.support.altering_proxy import FETCH, AlteringProxy, of_another_partition
-from tests.support.raw_batches import BREAKS, TIME_MS, batch, produce_raw, signed
+from tests.support.raw_batches import BREAKS, RECORDS_AT, TIME_MS, batch, produce_raw, signed
 
 WAIT_S = 60.0
 NAMES = [b"caf\xe9", b"\xff\xfe", b"a\xc3", b"ok", b"\xed\xa0\x80b", b"\xf8\x88\x80\x80\x80"]
@@ -128,6 +130,25 @@ def unpacked(data: bytes, end: int) -> tuple[list[Received], list[Unreadable], i
         if converted.next_fetch_offset > 0:
             break
     return found, told, converted.next_fetch_offset
+
+
+@pytest.mark.parametrize("length", [2**20, 2**31 - 1, 2**40, 2**62])
+@pytest.mark.parametrize("field", range(5))
+def test_no_length_in_a_record_reads_beyond_its_batch(field: int, length: int) -> None:
+    """Of key, value, headers, name and value of a header: the process would end."""
+    wrong = varint(length)
+    parts = [varint(1) + b"k", varint(1) + b"v", varint(1), varint(4) + b"caf\xe9", varint(1) + b"1"]
+    parts[field] = wrong
+    record = b"\0\0\0" + b"".join(parts)
+    raw = signed(batch([b"x"])[:RECORDS_AT] + varint(len(record)) + record)
+    with pytest.raises(CorruptRecordException):
+        list(records("t", 0, memoryview(raw), 4, 10))
+
+
+def test_a_number_without_an_end_is_no_record() -> None:
+    for record in (b"\x80", b"\x80" * 11 + b"\0", varint(3) + b"\0\x80"):
+        with pytest.raises(CorruptRecordException):
+            list(records("t", 0, memoryview(signed(batch([b"x"])[:RECORDS_AT] + record)), 4, 10))
 
 
 @given(st.binary(max_size=120), st.integers(0, 300), st.integers(0, 40), st.booleans(), st.integers(0, 4))
