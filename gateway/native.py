@@ -1,4 +1,4 @@
-"""Reports whether the C extensions are in use, or the equivalent Python code (ADR 0057)."""
+"""Reports whether the C extensions are in use, or the equivalent Python code (ADR 0088)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mapper of messages to records and back: in C where the extension was built (ADR 0058), else in Python."""
+"""The mapper of messages to records and back: in C where the extension was built (ADR 0088), else in Python."""
 
 try:
     from mapping.amqp._native import from_records, to_record, to_records

@@ -1,4 +1,4 @@
-"""The Python stand-in for `_native.c`'s `take_usual`, which parses runs of the usual packets (ADR 0070).
+"""The Python stand-in for `_native.c`'s `take_usual`, which parses runs of the usual packets (ADR 0088).
 
 It takes none: `protocols.mqtt.receiving` then parses them all, with the same results as C.
 """

@@ -222,3 +222,23 @@ def test_a_page_for_maintainers_names_real_files(name: str):
     written = {path for path in named if not re.search(r"[A-Z]{4}", path)}  # ROOM and NAME are placeholders
     assert len(written) > 5
     assert [path for path in sorted(written) if not (ROOT / path.rstrip(".")).exists()] == []
+
+
+def test_each_decision_that_is_named_is_a_page_of_its_own():
+    """A folded decision is one line that names its page; whoever refers to it names that page."""
+    pages = {path.name[:4]: path.read_text(encoding="utf-8") for path in tables.DECISIONS.glob("[0-9]*.md")}
+    moved = {number: found[2] for number, text in pages.items() if (found := tables.MOVED.match(text))}
+    assert moved
+    assert [number for number, target in moved.items() if target in moved or target not in pages] == []
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    wrong = []
+    for name in filter(None, listed.split("\0")):
+        path = ROOT / name
+        if not path.is_file() or (path.parent == tables.DECISIONS and path.name[:4] in moved):
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        lists = re.findall(r"ADRs?\s+(\d{4}(?:(?:,| and)\s+\d{4})*)", text)
+        named = {number for found in lists for number in re.findall(r"\d{4}", found)}
+        named |= set(re.findall(r"\badr/(\d{4})", text))
+        wrong += [f"{name}: {number}" for number in sorted(named) if number not in pages or number in moved]
+    assert wrong == []
