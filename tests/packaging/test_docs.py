@@ -91,8 +91,20 @@ def members() -> set[str]:
     return {f"{name}.{member}" for name in bodies for member in every(name)}
 
 
+def architecture() -> str:
+    """Return the map and the README of each room, without code blocks."""
+    rooms = [path for path in documents() if path.name == "README.md" and relative(path).split("/")[0] in PACKAGES]
+    assert len(rooms) > 5
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "ARCHITECTURE.md", *rooms)]
+    return FENCE.sub("", "\n".join(pages))
+
+
+def test_the_architecture_is_a_map():
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split()) <= 2500
+
+
 def test_the_architecture_names_real_members_and_files():
-    text = FENCE.sub("", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    text = architecture()
     spans = re.findall(r"`([^`]+)`", text)
     named = {found for span in spans for found in re.findall(r"\b([A-Z]\w+\.[a-z_]\w+)\b", span)}
     assert len(named) > 40
@@ -106,7 +118,7 @@ def test_the_architecture_uses_the_words_of_the_code():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     sources = [ROOT / name for name in listed if name.endswith((".py", ".toml", ".yaml", "Makefile"))]
     code = {word for path in sources if path.is_file() for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
-    text = FENCE.sub("", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    text = architecture()
     words = {word for span in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[A-Za-z_]\w{2,}", span)}
     assert len(words) > 200
     assert sorted(words - code) == []
@@ -129,7 +141,7 @@ def definitions() -> dict[str, set[str]]:
 
 
 def test_the_architecture_names_real_definitions():
-    text = FENCE.sub("", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    text = architecture()
     spans = re.findall(r"`([^`]+)`", text)
     named = {found for span in spans for found in re.findall(r"(?<![\w./])((?:[a-z_]\w*\.)+)([A-Z]\w+)", span)}
     named |= {(path.replace("/", "."), name) for span in spans for path, name in FILE_AND_NAME.findall(span)}
