@@ -254,3 +254,14 @@ def test_each_decision_that_is_named_is_a_page_of_its_own():
         named |= set(re.findall(r"\badr/(\d{4})", text))
         wrong += [f"{name}: {number}" for number in sorted(named) if number not in pages or number in moved]
     assert wrong == []
+
+
+@pytest.mark.parametrize("document", [path for path in documents() if path.name != "spark.md"], ids=relative)
+def test_the_rows_of_a_table_have_its_columns(document: Path):
+    wrong, columns = [], 0
+    for line in FENCE.sub("", document.read_text(encoding="utf-8")).splitlines():
+        bars = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        if bars and columns and bars != columns:
+            wrong.append(line)
+        columns = bars and (columns or bars)
+    assert wrong == []
