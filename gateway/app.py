@@ -16,7 +16,6 @@ import structlog
 import uvloop
 from aiohttp import web
 
-from gateway import native
 from gateway.assembly import (
     CLOSE_S,
     ListenerSecurity,
@@ -233,7 +232,8 @@ class App:
         loop = asyncio.get_running_loop()
         descriptors.watch(self._tasks.spawn)
         log.info("starting", version=version())
-        log.info("native code", in_use=not native.why_not(), reason=native.why_not() or None)
+        if "TRIVIUM_NATIVE" in os.environ:
+            log.warning("TRIVIUM_NATIVE has no meaning any more: the C extensions are always in use")
         for warning in check_exposure(config):
             log.warning("exposed", detail=warning)
         process = Process(config, self._tasks, stack, loop)
@@ -264,7 +264,6 @@ class App:
         collector = Collector(loop)
         metrics.add_source("collector", collector.statistics)
         metrics.add_source("failures", failures.statistics)
-        metrics.add_source("native", native.statistics)
         metrics.add_source("build", build_statistics)
         metrics.add_source("kafka_login", logins.statistics)
         metrics.add_source("unreadable", unreadable.statistics)

@@ -49,8 +49,8 @@ from gateway.settings.values import MEBIBYTE, Address, ConfigError
 PREFIX: Final = "TRIVIUM_"
 DELIMITER: Final = "__"
 NOT_SETTINGS: Final = re.compile(r"TRIVIUM_(CACHE$|NATIVE$|TEST_|SERVICE_|PORT$|PORT_)")
-"""Variables with our prefix that are not settings: the jars' cache, the choice of code (`gateway.native`), tests, and
-the variables that Kubernetes sets for a service named trivium."""
+"""Variables with our prefix that are not settings: the jars' cache, what 0.1 ignores and later versions refuse, tests,
+and the variables that Kubernetes sets for a service named trivium."""
 
 
 def fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

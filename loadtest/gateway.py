@@ -184,10 +184,10 @@ def frozen(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def process_cpu(pid: int) -> float:
-    """Return a process's user and system CPU in seconds (Linux)."""
+def process_cpu(pid: int, *, ended_children: bool = False) -> float:
+    """Return a process's user and system CPU in seconds, or with that of its children that have ended (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11 : 15 if ended_children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
 def children_cpu() -> float:

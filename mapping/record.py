@@ -103,6 +103,8 @@ RESERVED_PREFIXES: Final = (*TRUSTED_PREFIXES, USER_PREFIX)
 INTERNAL_TOPIC_PREFIX: Final = "__"
 LARGEST_TIMESTAMP: Final = 2**63 - 1
 """The latest timestamp of a record, in milliseconds since the epoch."""
+LAST_MILLISECOND: Final = 253_402_300_799_999
+"""Of the year 9999, the last one of RFC 3339. A later timestamp is one in microseconds or nanoseconds."""
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 

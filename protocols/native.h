@@ -12,19 +12,6 @@
 /* What became of one message or packet. */
 typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; left to Python; done */
 
-/* First in every module's Py_mod_exec: -1, with an ImportError, when TRIVIUM_NATIVE (0) asks for the Python code.
-   The package that imports the extension then takes its Python code, as where no extension was built. */
-static inline int
-refuse_when_switched_off(PyObject *Py_UNUSED(module))
-{
-    const char *value = getenv("TRIVIUM_NATIVE");
-    if (value == NULL || *value == '\0' || strcmp(value, "1") == 0) {
-        return 0;
-    }
-    PyErr_Format(PyExc_ImportError, "TRIVIUM_NATIVE=%s", value);
-    return -1;
-}
-
 /* Take what a Python module has under a name; -1, with its error, when there is no such thing. */
 static inline int
 look_up(const char *module_name, const char *name, PyObject **found)
@@ -122,7 +109,6 @@ add_type(PyObject *module, PyType_Spec *spec)
 /* Define the module, whose methods are `functions`; `set_up(module)` takes what it needs; -1 with an exception. */
 #define NATIVE_MODULE(name, doc)                                                                                       \
     static PyModuleDef_Slot slots[] = {                                                                                \
-        {Py_mod_exec, refuse_when_switched_off},                                                                       \
         {Py_mod_exec, set_up},                                                                                         \
         {0, NULL},                                                                                                     \
     };                                                                                                                 \

@@ -144,24 +144,39 @@ class Checkpoint:
         if self._read(MEANING) != text:
             self._files.replace(f"{self.path}/{MEANING}", text, f"{self.path}/{_NEW_MEANING}")
 
+    def planned(self) -> int | None:
+        """Return the number of the batch that was planned and has not finished; None if there is none."""
+        newest, planned = self.newest(), max(self._numbers("offsets"), default=None)
+        return None if planned is None or (newest is not None and planned <= newest) else planned
+
+    def forget_planned(self, number: int) -> None:
+        """Have the next start plan this batch anew; no sink may have it."""
+        self._files.delete(f"{self.path}/offsets/{number}")
+        self._forget_checksum(number)
+
     def forget_position(self, topics: Collection[str]) -> None:
         """Have the next batches read these topics from their beginnings: Spark takes them for new ones."""
         for number in sorted(self._numbers("offsets"))[-2:]:  # a planned batch, and the one before it
             name = f"{self.path}/offsets/{number}"
             lines = [_without(line, topics) for line in (self._files.read(name) or "").splitlines()]
             self._files.replace(name, "\n".join(lines), f"{self.path}/.{number}.new")
-            for left in self._files.names(f"{self.path}/offsets"):
-                if left.startswith(f"{number}."):
-                    self._files.delete(f"{self.path}/offsets/{left}")  # Spark's own checksum, on a cluster
+            self._forget_checksum(number)
+
+    def exists(self) -> bool:
+        """Whether there is a checkpoint."""
+        return self._files.exists(self.path)
 
     def move_aside(self) -> str:
-        """Rename the directory, so that the next start begins anew; return its new name, empty if there was none."""
-        if not self._files.exists(self.path):
-            return ""
+        """Rename the directory, so that the next start begins anew; return its new name."""
         place = next(name for n in itertools.count(1) if not self._files.exists(name := f"{self.path}.{n}"))
         if not self._files.rename(self.path, place):
             raise ValueError(f"the checkpoint {self.path} cannot be renamed to {place}")
         return place
+
+    def _forget_checksum(self, number: int) -> None:
+        for left in self._files.names(f"{self.path}/offsets"):
+            if left.startswith(f"{number}."):
+                self._files.delete(f"{self.path}/offsets/{left}")  # Spark's own checksum, on a cluster
 
     def _end(self, number: int) -> Offsets | None:
         log = self._read(f"offsets/{number}")

@@ -37,7 +37,7 @@ from spark_sinks.triggers import REAL_TIME, Trigger
 REGISTRY_MS: Final = 10_000
 """How often a registry's topic is read in real time, unless the job file sets an interval."""
 BATCH_BYTES: Final = 64 << 20
-"""About the most bytes, as stored in the log, of a batch that passes the driver's memory."""
+"""About the most bytes of a table's batch, as stored in the log: what a killed job writes once more."""
 NO_DATA_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 SEVERAL_STEPS: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
 """Whether each stateful step has a watermark of its own. With one for all, a step drops as late what the step before it
@@ -316,33 +316,30 @@ class ToArchive(DeclaredJob):
         declared = self.declared
         if declared.sink.format != "parquet":
             trigger = replace(trigger, most=self._most(trigger))
+        archived = rows(self.readings(trigger), declared.source)
         writer = (
-            rows(self.readings(trigger), declared.source)
-            .writeStream.queryName(self.name)
+            archived.writeStream.queryName(self.name)
             .option("checkpointLocation", self.checkpoint)
-            .foreachBatch(self._writing(declared.sink))
+            .foreachBatch(self._writing(archived, declared.sink))
         )
         return trigger.start(writer)
 
     def _most(self, trigger: Trigger) -> int:
-        """Return the most records of a batch, which passes the driver's memory; of large records fewer."""
+        """Return the most records of a table's batch; of large records fewer."""
         most: int = self.options.max_offsets_per_trigger if trigger.most is None else trigger.most
         with Broker(self.spark, self.options.connection, LIMITS_S) as broker:
             size = broker.record_bytes(self.topics)
         return most if size is None else min(most, max(1, int(BATCH_BYTES / size)))
 
-    def _writing(self, sink: ArchiveSink) -> Callable[[DataFrame, int], None]:
+    def _writing(self, archived: DataFrame, sink: ArchiveSink) -> Callable[[DataFrame, int], None]:
         """Claim the archive for this checkpoint, and return the function that adds a batch of `rows`."""
         if sink.format == "parquet":
             return Archive(self.spark, sink.archive, self.checkpoint, files=sink.files, segment=sink.segment).write
-        table = table_of(sink, checkpoint_id(self.spark, self.checkpoint))
+        from spark_sinks.archive.tables import TableArchive  # noqa: PLC0415 - needs pyarrow, of the extra `lake`
 
-        def write(batch: DataFrame, number: int) -> None:
-            newest = table.newest()
-            if newest is None or newest < number:
-                table.append(batch.toArrow(), number)
-
-        return write
+        table = TableArchive(table_of(sink, checkpoint_id(self.spark, self.checkpoint)), sink.files)
+        table.drop_planned(archived, Checkpoint(self.spark, self.checkpoint))
+        return table.write
 
 
 @contextlib.contextmanager

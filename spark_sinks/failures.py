@@ -10,6 +10,7 @@ from spark_sinks.meaning import ADVICE
 _QUERY: Final = "=== Streaming Query ==="
 """Spark appends the query's plan below this line."""
 _PROXY: Final = "An exception was raised by the Python Proxy"
+_WORKER: Final = "An exception was thrown from the Python worker"
 _LOST: Final = "Some data may have been lost because they are not available in Kafka"
 _REASON: Final = re.compile(r"Reason: (.+?)\.*$", re.MULTILINE)
 _LOST_HELP: Final = (
@@ -18,6 +19,14 @@ _LOST_HELP: Final = (
 )
 _STATE: Final = re.compile(r"\[(STATE_STORE_\w*(?:SCHEMA|COLUMN_FAMIL)\w*(?:\.\w+)?)\]")
 _STATE_HELP: Final = f"the state in the checkpoint has other columns than the job needs now (Spark's {{}}): {ADVICE}"
+
+_TIMESTAMP: Final = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value (-?\d+)")
+_TIMESTAMP_HELP: Final = (
+    "topic {0} has a record that Spark cannot read, in partition {1} at offset {2}: its timestamp {3} is not in "
+    'milliseconds. A replay with timestamp = "now" copies the topic to one that the job can read. Or delete the '
+    "records up to it (kafka-delete-records), also for other readers, and start once with accept_data_loss = true. "
+    "The topic's message.timestamp.after.max.ms, 1h by default, refuses such records"
+)
 
 
 def told(error: BaseException) -> str:
@@ -28,7 +37,9 @@ def told(error: BaseException) -> str:
         return _LOST_HELP.format(reason[1] if reason else first_line(text.replace(_LOST, "")))
     if (state := _STATE.search(text)) is not None:
         return _STATE_HELP.format(state[1])
-    if _PROXY in text and "Traceback" in text:
+    if (record := _TIMESTAMP.search(text)) is not None:
+        return _TIMESTAMP_HELP.format(*record.groups())
+    if "Traceback" in text and (_PROXY in text or _WORKER in text):
         return _cause(text)
     return first_line(text) or type(error).__name__
 

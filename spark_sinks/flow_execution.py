@@ -19,6 +19,7 @@ from spark_sinks.job import Flow
 from spark_sinks.lease import TAKE_OVER_S, Lease
 from spark_sinks.meaning import ADVICE, Meaning
 from spark_sinks.progress import Examined, Offsets, Progress, offsets_sum
+from spark_sinks.real_time_reads import RealTimeReads
 from spark_sinks.reject_scanner import RejectScanner
 from spark_sinks.sources import Broker
 from spark_sinks.triggers import CATCH_UP, CATCHING_UP, MICRO_BATCH, REAL_TIME
@@ -34,6 +35,25 @@ SCAN_WAIT_S = 3.0
 """The longest time that the scan of a real-time batch waits for the next batch to read."""
 LAST_SCAN_S = 3.0
 """The time that a stop gives the scanner for the batches that have just finished."""
+
+
+def begin_anew(flow: Flow) -> str:
+    """Move the flow's checkpoint aside; return its new path, empty if there was none.
+
+    A driver that still holds it, on any host, ends: it would go on writing results.
+
+    Raises:
+        LeaseError: Kafka does not allow the lease.
+    """
+    checkpoint = Checkpoint(flow.spark, flow.checkpoint)
+    if not checkpoint.exists():
+        return ""
+    lease = Lease(flow.spark, flow.options.connection, checkpoint.query_id(), flow.topics[0], lambda _error: None)
+    try:
+        lease.begin()
+    finally:
+        lease.end()
+    return checkpoint.move_aside()
 
 
 class FlowExecution:
@@ -74,6 +94,7 @@ class FlowExecution:
         self.position: Offsets = {}  # end offsets of the finished batches
         self.ends: Offsets = {}  # end offsets of the topics at the last check
         self._next_look = 0.0
+        self._unfinished = RealTimeReads(flow.spark)
         self._checkpoint = Checkpoint(flow.spark, flow.checkpoint)
         self._scanner = None if flow.rejects_topic is None else RejectScanner(flow, found)
         self._scan_by = float("inf")  # deadline for scanning the finished batches
@@ -83,8 +104,9 @@ class FlowExecution:
 
         Raises:
             LeaseError: Kafka does not allow the lease.
-            ValueError: the checkpoint does not fit the job or its topics.
+            ValueError: the checkpoint does not fit the job or its topics. A driver that holds it goes on.
         """
+        self._check()
         lease = self._lease = Lease(
             self.flow.spark,
             self.flow.options.connection,
@@ -117,10 +139,7 @@ class FlowExecution:
 
     def _begin(self) -> None:
         self._checkpoint.forget_unfinished_start()
-        if self.flow.trigger.mode == REAL_TIME:
-            self._checkpoint.check_real_time()
-        self._read_ends()
-        self._continue()
+        self._continue(*self._check())  # again: the earlier driver may have gone on
         earliest = self.flow.options.starting_offsets == "earliest"
         self.position = self._checkpoint.position() or self._broker.ends(self.flow.topics, beginnings=earliest) or {}
         if self.flow.trigger.mode == REAL_TIME:
@@ -131,38 +150,57 @@ class FlowExecution:
             self._scanner.start()
             self._scan_by = time.monotonic() + SCAN_WAIT_S  # batches of an earlier run
 
-    def _continue(self) -> None:
-        """Check that the checkpoint is of this job and of these topics; ValueError if not."""
+    def _check(self) -> tuple[Meaning, list[str]]:
+        """Check that the checkpoint is of this job and of these topics; ValueError if not.
+
+        Returns:
+            What it means from now on, and the topics that were deleted and made again.
+        """
+        if self.flow.trigger.mode == REAL_TIME:
+            self._checkpoint.check_real_time()
+        self._read_ends()
         known, path = self._broker.ids, self._checkpoint.path
         before = None if self._checkpoint.is_unread() else self._checkpoint.meaning()
         topics = {name: known[name] for name in self.flow.topics if name in known}
         now = Meaning(self.flow.meaning, dict.fromkeys(self.flow.topics, "") | topics)
-        if before is not None:
-            if changes := before.changes_to(now):
-                raise ValueError(
-                    f"{self.flow.name} was edited: {'; '.join(changes)}. State in {path} would mix both: {ADVICE}"
-                )
-            now = Meaning(now.job, now.topics | {name: before.topics.get(name, "") for name in now.topics} | topics)
-            if recreated := before.recreated(known):
-                self._begin_again(recreated)
-        self._checkpoint.keep_meaning(now)
-        self._meaning = now
-
-    def _begin_again(self, topics: list[str]) -> None:
-        """Read topics that were deleted and made again from their beginnings, if loss is accepted."""
-        names = ", ".join(topics)
-        if not self.flow.options.accept_data_loss:
+        if before is None:
+            return now, []
+        if changes := before.changes_to(now):
             raise ValueError(
-                f"topic {names} was deleted and made again: the offsets in {self._checkpoint.path} are the old one's. "
+                f"{self.flow.name} was edited: {'; '.join(changes)}. State in {path} would mix both: {ADVICE}"
+            )
+        recreated = before.recreated(known)
+        if recreated and not self.flow.options.accept_data_loss:
+            raise ValueError(
+                f"topic {', '.join(recreated)} was deleted and made again: the offsets in {path} are the old one's. "
                 "With accept_data_loss the job reads the new one from its beginning, or "
                 f"{ADVICE.removeprefix('use another checkpoint, or ')}"
             )
-        self._checkpoint.forget_position(topics)
-        self._say(f"topic {names} was deleted and made again: {self.flow.name} reads it from its beginning")
+        ids = now.topics | {name: before.topics.get(name, "") for name in now.topics} | topics
+        return Meaning(now.job, ids), recreated
+
+    def _continue(self, meaning: Meaning, recreated: list[str]) -> None:
+        """Store what the checkpoint means; topics that were made again are read from their beginnings."""
+        if recreated:
+            self._checkpoint.forget_position(recreated)
+            names = ", ".join(recreated)
+            self._say(f"topic {names} was deleted and made again: {self.flow.name} reads it from its beginning")
+        self._checkpoint.keep_meaning(meaning)
+        self._meaning = meaning
 
     @property
     def _read(self) -> int:
         return offsets_sum(self.position)
+
+    @property
+    def read(self) -> Offsets:
+        """The offsets before which it has read everything; in real time a kill repeats those after `position`."""
+        return self._unfinished.position or self.position
+
+    @property
+    def unfinished_rows(self) -> int:
+        """The records read that no finished batch counts yet."""
+        return self._unfinished.rows
 
     def _start_fitting(self) -> None:
         """Start in real time if the query is not far behind, else catching up."""
@@ -176,6 +214,10 @@ class FlowExecution:
 
     def _start(self, mode: str) -> None:
         self.mode = mode
+        if mode == REAL_TIME:
+            self._unfinished.begin()
+        else:
+            self._unfinished.end()
         trigger = CATCH_UP if mode == CATCHING_UP else self.flow.trigger
         self.query = self.flow.start(replace(trigger, most=self._size.now))
         self.runs[str(self.query.runId)] = mode
@@ -199,8 +241,10 @@ class FlowExecution:
             self._start_fitting()
         elif time.monotonic() >= self._next_look:
             self._read_ends()
+            if self.mode == REAL_TIME and self._tasks_run():
+                self._unfinished.look(self.query)
         if self._lease is not None:
-            self._lease.position = self.position
+            self._lease.position = self.read
         self._scan()
 
     def _scan(self) -> None:
@@ -238,6 +282,7 @@ class FlowExecution:
         lag = progress.lag
         if progress.end is not None and offsets_sum(progress.end) >= self._read:
             self.position = progress.end
+        self._unfinished.finished(progress.batch)
         if mode == REAL_TIME and not self._stopped:
             self._read_ends()
             lag = self._policy.lag(self._read)  # Spark reports the topics' ends as of the batch's start
@@ -285,6 +330,7 @@ class FlowExecution:
         """Stop the scanner, after `LAST_SCAN_S` at most, and give up the lease."""
         if self._scanner:
             self._scanner.stop(LAST_SCAN_S)
+        self._unfinished.end()
         self._release()
 
 

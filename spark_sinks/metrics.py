@@ -19,10 +19,10 @@ from gateway.observe.metrics import Metrics
 from spark_sinks.progress import Examined, Offsets, Progress, Totals
 from spark_sinks.spec.values import Listen
 from spark_sinks.statistics import SOURCE, QueryStatistics
-from spark_sinks.triggers import MODES
+from spark_sinks.triggers import MODES, REAL_TIME
 
 RATE_S: Final = 60.0
-"""Rates cover the batches that ended within this time, and always the newest batch."""
+"""Rates cover the records that were read within this time, and always the newest micro-batch."""
 
 
 class JobMetrics:
@@ -48,7 +48,9 @@ class JobMetrics:
         self._mode = ""
         self._position: Offsets = {}
         self._ends: Offsets = {}
-        self._recent: deque[tuple[float, int]] = deque()  # end time and rows of each batch
+        self._rows = 0  # all records read, also those of a real-time batch that runs
+        self._recent: deque[tuple[float, int]] = deque()  # when that number grew, and to what
+        self._ended: float | None = None  # when the newest batch did
         self._counts_rejects = False
         self._dead_letters = 0  # of those that the query itself writes
         self._newest: Progress | None = None
@@ -58,12 +60,22 @@ class JobMetrics:
             self._began = self._clock()
             self._metrics.add_source(SOURCE, self.statistics, labels={"job": self._job, "query": self._job})
 
-    def reads(self, mode: str, position: Offsets, ends: Offsets, *, counts_rejects: bool) -> None:
-        """Set the mode, the position after finished batches, the topics' ends, and whether `examined` is called."""
+    def reads(self, mode: str, position: Offsets, ends: Offsets, *, counts_rejects: bool, unfinished: int = 0) -> None:
+        """Set the mode, position and ends of the topics, if `examined` is called, and the rows of no finished batch."""
         self._begin()
         with self._lock:
             self._mode, self._position, self._ends = mode, position, ends
             self._counts_rejects |= counts_rejects
+            self._read(self.totals.rows + unfinished)
+
+    def _read(self, rows: int) -> None:
+        """Take the number of records read; one that is smaller than the last is of a batch that is not known yet."""
+        now = self._clock()
+        if rows > self._rows:
+            self._rows = rows
+            self._recent.append((now, rows))
+        while len(self._recent) > 1 and self._recent[1][0] < now - self._span(now):
+            self._recent.popleft()
 
     def finished(self, progress: Progress) -> None:
         """Count a finished batch."""
@@ -74,10 +86,8 @@ class JobMetrics:
             if progress.dead_letters is not None:
                 self._counts_rejects = True
                 self._dead_letters += progress.dead_letters
-            now = self._clock()
-            self._recent.append((now, progress.rows))
-            while len(self._recent) > 1 and self._recent[0][0] < now - self._span(now):
-                self._recent.popleft()
+            self._ended = self._clock()
+            self._read(self.totals.rows)
 
     def examined(self, found: Examined) -> None:
         """Count the rejected records found in finished batches."""
@@ -86,7 +96,8 @@ class JobMetrics:
 
     def _span(self, now: float) -> float:
         """Return the seconds that the rate covers."""
-        newest = self._newest.duration_ms / 1000 if self._newest else 0.0
+        counts = self._newest is not None and self._newest.trigger != REAL_TIME  # one in real time is read all along
+        newest = self._newest.duration_ms / 1000 if self._newest and counts else 0.0
         return max(newest, min(RATE_S, now - (self._began or now)), 0.001)
 
     def statistics(self) -> QueryStatistics:
@@ -95,14 +106,15 @@ class JobMetrics:
             now = self._clock()
             span = self._span(now)
             newest = self._newest
+            before = max((rows for at, rows in self._recent if at < now - span), default=0)
             late = self.totals.late_readings if self._counts_rejects else None
             malformed = self.totals.malformed + self._dead_letters if self._counts_rejects else None
             watermark = newest.watermark_ms if newest else None
             return QueryStatistics(
                 trigger={mode: int(mode == self._mode) for mode in MODES},
-                rows=self.totals.rows,
+                rows=self._rows,
                 batches=self.totals.batches,
-                rows_per_second=sum(rows for at, rows in self._recent if at >= now - span) / span,
+                rows_per_second=(self._rows - before) / span,
                 position=self._position,
                 lag=lag(self._position, self._ends),
                 late_rows=self.totals.late_rows,
@@ -112,7 +124,7 @@ class JobMetrics:
                 dead_letters=None if malformed is None or late is None else malformed + late,
                 batch=newest.batch if newest else None,
                 batch_duration_ms=newest.duration_ms if newest else None,
-                last_batch_timestamp_s=self._recent[-1][0] if self._recent else None,
+                last_batch_timestamp_s=self._ended,
                 watermark_lag_ms=round(now * 1000) - watermark if watermark else None,  # 0: before the first
                 state_rows=newest.state_rows if newest else None,
                 state_bytes=newest.state_bytes if newest else None,

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ import msgspec
 from aiokafka.errors import KafkaError
 
 from spark_sinks.audit import run as audit
+from spark_sinks.failures import told
 from spark_sinks.job_file import JobFile, JobFileError
-from spark_sinks.process import Console, end_jvm
+from spark_sinks.process import Console, end_jvm, on_stop
 from spark_sinks.replay.ledger import LedgerError
 from spark_sinks.replay.run import Replayed, replay
 from spark_sinks.replay.sources import SourceError
@@ -64,6 +65,8 @@ def main(file: JobFile, argv: Sequence[str]) -> int:
         return 2
     console = Console()
     try:
+        if isinstance(job, Backfill):
+            return _with_spark(job, given, console)
         return asyncio.run(_run(job, given, console))
     except Problems as error:
         console.say(f"{job.title} failed: {str(error) or type(error).__name__}")
@@ -72,7 +75,7 @@ def main(file: JobFile, argv: Sequence[str]) -> int:
         console.close()
 
 
-async def _run(job: Any, given: argparse.Namespace, console: Console) -> int:
+async def _run(job: Any, given: argparse.Namespace, console: Console, replayed: Callable[..., Any] = replay) -> int:
     """Run the job until it is done, or SIGTERM or SIGINT stops it; return the exit code."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,17 +87,15 @@ async def _run(job: Any, given: argparse.Namespace, console: Console) -> int:
     if isinstance(job, BridgeAudit):
         missing = await audit.run(job, report=report, say=console.say, stopped=stopped, once=given.once)
         return 1 if missing and given.once else 0
-    if isinstance(job, Backfill):
-        console.divert(given.log_file)  # Spark's own output
-        totals = await _backfill(job, given, report=report, say=console.say, stopped=stopped)
-    else:
-        totals = await replay(job, report=report, say=console.say, stopped=stopped)
+    totals = await replayed(job, report=report, say=console.say, stopped=stopped)
     console.report(msgspec.json.encode({**msgspec.to_builtins(totals), "kind": "summary"}))
     return 1 if totals.unfit else 0
 
 
-async def _backfill(job: Backfill, given: argparse.Namespace, **running: Any) -> Replayed:
-    """Replay with Spark; an error of Spark becomes a SourceError, with its traceback in the log."""
+def _with_spark(job: Backfill, given: argparse.Namespace, console: Console) -> int:
+    """Run a backfill; an error of Spark becomes a SourceError, with its traceback in the log."""
+    on_stop(_stop_now)  # until the JVM has started there is nothing to stop cleanly
+    console.divert(given.log_file)  # Spark's own output
     from py4j.protocol import Py4JError  # noqa: PLC0415 - with pyspark
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
@@ -103,8 +104,7 @@ async def _backfill(job: Backfill, given: argparse.Namespace, **running: Any) ->
 
     run = job.run
     try:
-        spark = await asyncio.to_thread(
-            session,
+        spark = session(
             f"trivium {job.title}",
             master=run.master,
             driver_memory=run.driver_memory,
@@ -112,11 +112,20 @@ async def _backfill(job: Backfill, given: argparse.Namespace, **running: Any) ->
             java_options=given.driver_java_options,
             conf=run.conf,
         )
-        totals = await backfill(spark, job, **running)
-        await asyncio.to_thread(spark.stop)
+
+        async def replayed(*args: Any, **running: Any) -> Replayed:
+            try:
+                return await backfill(spark, *args, **running)
+            finally:
+                end_jvm(4.0)  # here, since asyncio waits for threads, which may wait for the JVM
+
+        return asyncio.run(_run(job, given, console, replayed))
     except (PySparkException, Py4JError) as error:
         traceback.print_exc()
-        raise SourceError(next(iter(str(error).splitlines()), type(error).__name__)) from error
+        raise SourceError(told(error)) from error
     finally:
         end_jvm(4.0)
-    return totals
+
+
+def _stop_now() -> None:
+    raise SystemExit(0)

@@ -20,16 +20,16 @@ from typing import Any
 import msgspec
 
 from spark_sinks import lost_jvm
-from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.declared import kind_of
 from spark_sinks.failures import told
-from spark_sinks.flow_execution import FlowExecution
+from spark_sinks.flow_execution import FlowExecution, begin_anew
 from spark_sinks.job import DRIVER_MB, Flow, JobKind, JobOptions, duration, known_jobs, listen
 from spark_sinks.job_file import JobFileError, is_job_file, read
 from spark_sinks.metrics import JobMetrics
 from spark_sinks.output import Lines, Screen
 from spark_sinks.process import Console, StopRequest, die_with_parent, end_jvm, on_stop
 from spark_sinks.progress import Examined, Progress, ProgressListener, Totals
+from spark_sinks.real_time_reads import HEARTBEAT
 from spark_sinks.runs import Registration, RunsError
 from spark_sinks.session import session
 from spark_sinks.sources import Broker
@@ -112,8 +112,9 @@ def run(
                     execution.step()
                     metrics.reads(
                         execution.mode,
-                        execution.position,
+                        execution.read,
                         execution.ends,
+                        unfinished=execution.unfinished_rows,
                         counts_rejects=flow.rejects_topic is not None,
                     )
                     if waiting and execution.reads():
@@ -346,7 +347,7 @@ def _run_process(
         quick_start=given.quick_start,
         state_in_heap=in_heap,
         java_options=given.driver_java_options,
-        conf=dict(given.conf),
+        conf={**(HEARTBEAT if options.trigger == REAL_TIME else {}), **dict(given.conf)},
     )
     flow = kind.flow(spark, options)
     events: SimpleQueue[Event] = SimpleQueue()
@@ -367,7 +368,7 @@ def _run_process(
             written.write_bytes(msgspec.json.encode(about))
             written.replace(given.ready_file)
 
-    if given.fresh and (aside := Checkpoint(spark, flow.checkpoint).move_aside()):
+    if given.fresh and (aside := begin_anew(flow)):
         output.say(f"{kind.name} begins anew; its earlier checkpoint is {aside}")
     try:
         if wait_for_topics(flow, output.say, events):

@@ -20,13 +20,11 @@ class QueryStatistics(msgspec.Struct, frozen=True):
     batches: Annotated[int, counter("batches finished; in real time one per checkpoint")]
     rows_per_second: Annotated[float, gauge("records read per second, over the last minute or the newest batch")]
     position: Annotated[
-        Mapping[str, Mapping[str, int]], gauge("offset before which all records are processed", "topic", "partition")
+        Mapping[str, Mapping[str, int]], gauge("offset before which all records are read", "topic", "partition")
     ]
     lag: Annotated[
         Mapping[str, Mapping[str, int]],
-        gauge(
-            "records between the position and the topic's end; in real time as of the checkpoint", "topic", "partition"
-        ),
+        gauge("records between the position and the topic's end", "topic", "partition"),
     ]
     late_rows: Annotated[int, counter("rows that the state dropped as late, as Spark counts them")]
     late: Annotated[int | None, counter("late readings sent to the dead letters")]

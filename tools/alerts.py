@@ -299,7 +299,6 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
             "10m",
             f"is draining, and {NUMBER} connections are still open",
         ),
-        Alert("TriviumSlowCode", "warning", "trivium_native_in_use == 0", "5m", "runs without its C extensions"),
         Alert(
             "TriviumScrapeFailures",
             "warning",

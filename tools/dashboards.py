@@ -287,7 +287,7 @@ def dashboard(board: Board) -> dict[str, Any]:
             place = {"h": 8, "w": 8, "x": 8 * (index % 3), "y": down + 8 * (index // 3)}
             panels.append(panel(one, board.chosen, len(panels) + 1, place))
         down += 8 * -(-len(row) // 3)
-    known = "trivium_native_in_use" if board.chosen == "instance" else "trivium_spark_rows_total"
+    known = "trivium_build_info" if board.chosen == "instance" else "trivium_spark_rows_total"
     return {
         "uid": board.uid,
         "title": board.title,

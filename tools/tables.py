@@ -41,7 +41,6 @@ from gateway.limits.limits import LimitStatistics
 from gateway.mqtt.listener import Statistics as MqttStatistics
 from gateway.mqtt.routing.retained import RetainedStatistics
 from gateway.mqtt.session import lifecycle, qos2_states
-from gateway.native import NativeStatistics
 from gateway.net.descriptors import DescriptorStatistics
 from gateway.net.listener import ListenerStatistics
 from gateway.net.proxied import ProxyStatistics
@@ -120,7 +119,6 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "drain": DrainStatistics,
         "descriptors": DescriptorStatistics,
         "embedded_kafka": OpenFiles,
-        "native": NativeStatistics,
     },
     "Spark jobs": {"spark": QueryStatistics},
 }

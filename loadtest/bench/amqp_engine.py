@@ -35,8 +35,8 @@ from gateway.limits.limits import Limits as ClientLimits
 from gateway.security.authorization import AccessList
 from gateway.security.identity import ANONYMOUS
 from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical
+from mapping.amqp._native import from_records, to_record
 from mapping.amqp.incoming import Destination, gateway_headers
-from mapping.amqp.mapper import from_records, to_record
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
 from protocols.amqp.connection import Connection

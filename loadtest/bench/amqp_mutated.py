@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar
 from loadtest.clients.amqp_messages import many_keys, typical
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp import incoming
+from mapping.amqp._native import to_record
 from mapping.amqp.incoming import Destination, Unmappable, gateway_headers
-from mapping.amqp.mapper import to_record
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.amqp import primitives

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from loadtest.bench.amqp_engine import outgoing, session, transfers
 from loadtest.clients.amqp_messages import FORMS, encodings
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
+from mapping.amqp._native import from_records, to_record
 from mapping.amqp.incoming import Destination, gateway_headers
-from mapping.amqp.mapper import from_records, to_record
 from mapping.record import Received
 
 COUNT = 4_000  # messages per round

@@ -36,6 +36,15 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     one.add_argument("--kills", type=int, default=20)
     one.add_argument("--rate", type=int, default=1_000, help="records per second")
     one.add_argument("--seed", type=int, default=0)
+    one = scenarios.add_parser("large", help="archive large records with the default settings")
+    one.add_argument("--format", choices=("parquet", "delta", "iceberg"), action="append", help="default: all")
+    one.add_argument("--records", type=int, default=4_000)
+    one.add_argument("--size", type=int, default=200_000, help="bytes of a record")
+    one.add_argument("--compressed", action="store_true", help="records that compress well")
+    one = scenarios.add_parser("poison", help="jobs of each kind under everything that a topic can hold")
+    one.add_argument("--kind", action="append", metavar="KIND", help="only this kind; repeatable")
+    one.add_argument("--trigger", choices=TRIGGERS, help="default: both")
+    one.add_argument("--ticks", type=int, default=20, help="readings of each device, half a second apart")
     one = scenarios.add_parser("last", help="kill a last-known job repeatedly while values arrive")
     one.add_argument("--kills", type=int, default=20)
     one.add_argument("--rate", type=int, default=200, help="records per second")
@@ -124,6 +133,18 @@ async def run(given: argparse.Namespace, bootstrap: str, directory: Path, gatewa
         from loadtest.spark import archive  # noqa: PLC0415 - as above
 
         return await archive.run(bootstrap, directory, archive.Plan(given.format, given.kills, given.rate, given.seed))
+    if given.scenario == "large":
+        from loadtest.spark import large  # noqa: PLC0415 - as above
+
+        formats = tuple(given.format or ("parquet", "delta", "iceberg"))
+        wanted = large.Plan(formats, given.records, given.size, given.compressed)
+        return await large.run(bootstrap, directory, wanted)
+    if given.scenario == "poison":
+        from loadtest.spark import poison  # noqa: PLC0415 - as above
+
+        kinds = tuple(given.kind or poison.EACH_KIND)
+        which = (given.trigger,) if given.trigger else TRIGGERS
+        return await poison.run(bootstrap, directory, poison.Plan(kinds, which, given.ticks))
     if given.scenario == "state":
         return await state.run(bootstrap, directory, state.Plan(given.devices, given.again, given.heap))
     if given.scenario == "behind":

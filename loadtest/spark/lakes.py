@@ -53,10 +53,6 @@ class Parquet:
         """Return all data files, including those that readers do not see."""
         return [path for place in self.directory.glob("lake*") for path in place.rglob("*.parquet")]
 
-    def rows_on_disk(self) -> int:
-        """Return the rows in all data files."""
-        return sum(duckdb.read_parquet(str(path)).count("*").fetchall()[0][0] for path in self.files())
-
 
 class Delta(Parquet):
     """A Delta table."""

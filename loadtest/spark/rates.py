@@ -1,4 +1,6 @@
-"""Scenario `rates`: measures records per CPU second of the JVM in steps, so that differences are the cost of a step.
+"""Scenario `rates`: measures records per CPU second of a job in steps, so that differences are the cost of a step.
+
+The CPU time is that of the JVM, its Python workers and the driver's Python.
 
 The steps take turns, and each starts with a smaller topic that does not count (Java compiles). CPU time is measured
 instead of wall time, so a busy machine changes little. A step that reaches its time limit is stopped, and its rate is
@@ -7,9 +9,10 @@ that of the records read so far.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
@@ -53,9 +56,17 @@ run = {{ checkpoint = "{directory}/checkpoint", max_offsets_per_trigger = {at_on
 ARCHIVE: Final = """
 job = "archive"
 source = {{ topics = ["{source}"], decode = "none" }}
-sink = {{ archive = "{directory}/lake" }}
+sink = {{ SINK }}
 run = {{ checkpoint = "{directory}/checkpoint", max_offsets_per_trigger = {at_once} }}
 """
+LAKES: Final = {
+    "archive": 'archive = "{directory}/lake"',
+    "archive in Delta": 'archive = "{directory}/lake", format = "delta"',
+    "archive in Iceberg": (
+        'archive = "load.sensors", format = "iceberg", options = {{ type = "sql", '
+        'uri = "sqlite:///{directory}/catalog.db", warehouse = "file://{directory}/lake" }}'
+    ),
+}
 
 
 class Plan(NamedTuple):
@@ -171,7 +182,7 @@ def _steps(spark: SparkSession, bootstrap: str) -> dict[str, Start]:
         ),
         "max-temperature": max_temperature_job,
         "window-stats": declared_job(WINDOW_STATS),
-        "archive": declared_job(ARCHIVE),
+        **{name: declared_job(ARCHIVE.replace("SINK", sink)) for name, sink in LAKES.items()},
     }
 
 
@@ -187,6 +198,16 @@ def _run(spark: SparkSession, step: Start, topics: Topics, limit_s: float) -> tu
 
 
 def _cpu_s(spark: SparkSession) -> float:
-    """The CPU seconds the session's JVM has used so far."""
+    """The CPU seconds that the session's JVM, its Python workers and this process have used so far."""
     spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr]  # a step must not pay for the previous step's garbage
-    return process_cpu(SparkContext._gateway.proc.pid)  # type: ignore[union-attr]
+    tree = _tree(SparkContext._gateway.proc.pid)  # type: ignore[union-attr]
+    return time.process_time() + sum(process_cpu(pid, ended_children=True) for pid in tree)
+
+
+def _tree(pid: int) -> Iterator[int]:
+    """Yield a process and its living descendants."""
+    yield pid
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+            for child in (thread / "children").read_text().split():
+                yield from _tree(int(child))

@@ -5,15 +5,14 @@ and footer, because the readable headers may not restore them byte for byte (del
 3.2.2). It is omitted when `mapping.amqp.outgoing` makes the same message without it: the message is one Data section,
 optionally with a header that only sets `durable` and with annotations that only repeat the record's coordinates.
 
-This is the reference, and it runs where no C extension was built: `_native.c` does the same for messages of common
-clients, many times as fast, and leaves all others to this module (`mapping.amqp.mapper`). The mapping is pure: the same
+`_native.c` does the same for messages of common clients, many times as fast, and leaves all others to this module. The
+mapping is pure: the same
 bytes give the same record, and the time is an argument. A record has no timestamp here: that is its arrival, which the
 publisher sets (docs/adr/0101-arrival-and-watermark.md).
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import Final
 
 from mapping.amqp import body as amqp_body
@@ -51,7 +50,7 @@ from protocols.amqp.sections import (
     scan,
 )
 
-__all__ = ["Destination", "Unmappable", "gateway_headers", "recipient", "to_record", "to_records"]
+__all__ = ["Destination", "Unmappable", "gateway_headers", "recipient", "to_record"]
 
 PROTOCOL: Final = b"amqp10"
 
@@ -71,18 +70,6 @@ def to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
         return _to_record(data, destination, now_ms)
     except DecodeError as error:
         raise Unmappable(Outcome.UNFIT, str(error)) from None
-
-
-def to_records(
-    messages: list[bytes], first: int, destination: Destination, now_ms: int, records: list[Record], /
-) -> None:
-    """Map the messages from index `first` on, as `to_record` does, and append them to `records`.
-
-    Raises:
-        Unmappable: the message after those appended cannot be mapped.
-    """
-    rest = itertools.islice(messages, first, None)
-    records.extend(to_record(data, destination, now_ms) for data in rest)  # keeps those before an error
 
 
 def recipient(data: bytes) -> str | None:

@@ -9,7 +9,7 @@ properties.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from struct import Struct
 from typing import Final, TypeVar
 
@@ -142,22 +142,6 @@ def from_record(record: Received, now_ms: int, delivery_count: int = 0) -> bytes
     count = own_count + 2 * (_COORDINATES + tombstone) + len(origin)
     annotations = ANNOTATIONS + (len(items) + 4).to_bytes(4, "big") + count.to_bytes(4, "big") + items
     return b"".join((header, annotations, bare, amqp_body.from_value(value, form, exact), footer))
-
-
-def from_records(records: Sequence[Received], now_ms: int, delivery_count: int, most_bytes: int) -> list[bytes | None]:
-    """Map the first records, at least one, like `from_record`, until the messages have `most_bytes` bytes together.
-
-    This is the reference, and it runs where no C extension was built: `_native_outgoing.c` does the same.
-    """
-    found: list[bytes | None] = []
-    size = 0
-    for record in records:
-        data = from_record(record, now_ms, delivery_count)
-        found.append(data)
-        size += len(data or b"")
-        if size >= most_bytes:
-            break
-    return found
 
 
 def _origin(headers: tuple[Header, ...]) -> tuple[bytes, ...]:

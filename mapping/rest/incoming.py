@@ -20,7 +20,7 @@ from mapping.record import (
     CONTENT_TYPE,
     GW_CLIENT,
     GW_PROTOCOL,
-    LARGEST_TIMESTAMP,
+    LAST_MILLISECOND,
     TRACEPARENT,
     TRACESTATE,
     Header,
@@ -201,8 +201,8 @@ class Target(msgspec.Struct, frozen=True, gc=False):
         if wanted is not msgspec.UNSET:
             partition = _checked_partition(wanted, partition, index)
         timestamp = None if entry.timestamp is None else integer(entry.timestamp, f"$.records[{index}].timestamp")
-        if timestamp is not None and not 0 <= timestamp <= LARGEST_TIMESTAMP:
-            raise unprocessable(f"The timestamp {timestamp} is out of range")
+        if timestamp is not None and not 0 <= timestamp <= LAST_MILLISECOND:
+            raise unprocessable(f"The timestamp {timestamp} is not in milliseconds since 1970, up to the year 9999")
         trace = self.trace
         headers = merged_headers(entry.headers, standard, trace) if entry.headers else standard + trace
         return Record(self.topic, key, value, headers, timestamp, partition)

@@ -478,4 +478,4 @@ set_up(PyObject *Py_UNUSED(module))
     return py.address && look_up_proton() == 0 && LOOK_UP(wanted) == 0 && FIND_FIELDS(places) == 0 ? 0 : -1;
 }
 
-NATIVE_MODULE("protocols.amqp._native", "Runs of deliveries in C; deliveries.py is the same in Python.")
+NATIVE_MODULE("protocols.amqp._native", "Runs of deliveries in C.")

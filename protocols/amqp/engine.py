@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from protocols.amqp import native, outcomes
+from protocols.amqp._native import accept, scan, send, take_usual
 from protocols.amqp.endpoints import UNANSWERED_LIMIT
 from protocols.amqp.events import (
     CreditChanged,
@@ -31,12 +32,6 @@ from protocols.amqp.native import ffi, lib
 from protocols.amqp.outcomes import State
 from protocols.amqp.transacting import Transacting
 from protocols.amqp.transactions import TRANSACTIONAL_STATE
-
-try:
-    from protocols.amqp._native import accept, scan, send, take_usual
-except ImportError:  # not built, or switched off; `gateway.native` reports which
-    from protocols.amqp.deliveries import accept, send, take_usual
-    from protocols.amqp.formats import scan
 
 # Imported once: a look-up in `lib` costs as much as a cheap call.
 _peek, _pop, _type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type

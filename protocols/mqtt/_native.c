@@ -269,4 +269,4 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-NATIVE_MODULE("protocols.mqtt._native", "Runs of packets in C; receiving.py does the same in Python.")
+NATIVE_MODULE("protocols.mqtt._native", "Runs of packets in C; receiving.py parses what it leaves.")

@@ -14,6 +14,7 @@ from flowcontrol.credit import Inflight
 from protocols.connection import ConnectionFailed
 from protocols.errors import PeerError
 from protocols.mqtt import packets
+from protocols.mqtt._native import take_usual
 from protocols.mqtt.aliases import TopicAliases
 from protocols.mqtt.checks import bridged, check_auth, check_disconnect, check_subscribe, refused_flags, resolve_topic
 from protocols.mqtt.codec import Reader, read_varint
@@ -23,11 +24,6 @@ from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
 from protocols.mqtt.sending import OPEN, Sender
 from protocols.mqtt.states import UNLIMITED, Awaits, Limits, State, Turn, check_legal, publish_flags
-
-try:
-    from protocols.mqtt._native import take_usual
-except ImportError:  # not built, or switched off: `gateway.native` reports it
-    from protocols.mqtt.usual import take_usual
 
 GRACE: Final = 1.5  # multiple of the keep alive [MQTT-3.1.2-22]
 SMALLEST: Final = 2  # bytes of a packet: the first byte and a remaining length of 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
@@ -20,6 +21,9 @@ MARK: Final = "_trivium.json"
 batches would be mistaken for batches that the archive already has."""
 MERGED: Final = "_merged"
 """A file in a segment of Parquet files that is complete and merged."""
+WriteFiles = Callable[["pa.Table"], Iterable[Any]]
+"""Writes rows to new files of a table, in any process: it can be pickled, and so can the descriptions that it returns.
+Readers do not see the files before `Table.commit`."""
 
 
 class ArchiveError(RuntimeError):
@@ -51,7 +55,9 @@ def first_kept(settings: Maintain, now: datetime.datetime) -> datetime.date | No
 
 
 class Table(ABC, Generic[_Opened]):
-    """A table that commits a batch's rows together with the batch's number, and the single job that writes it.
+    """A table that commits a batch's files together with the batch's number, and the single driver that does so.
+
+    A driver that takes the table over fences the earlier ones: the table counts its drivers, and a commit is for one.
 
     Args:
         name: the table's name, directory or URL; the first batch creates it.
@@ -68,22 +74,62 @@ class Table(ABC, Generic[_Opened]):
     def __init__(self, name: str, archive: str) -> None:
         self._name = name
         self._archive = archive
-        if archive:
-            self.newest()
+        self._driver = 0
+        if archive and (table := self._opened()) is not None:
+            self._newest(table)
+            self._driver = self._drivers(table)
 
     def newest(self) -> int | None:
         """Return the newest batch in the table; None if there is none. ArchiveError if the table is another's."""
         table = self._opened()
         return None if table is None else self._newest(table)
 
-    @abstractmethod
-    def append(self, rows: pa.Table, number: int) -> None:
-        """Add a batch, unless the table already has it, completely or not at all.
+    def take_over(self, schema: pa.Schema) -> int | None:
+        """Refuse the commits of every earlier driver from now on; return the newest batch.
 
         Raises:
-            ArchiveError: a column has another type in the table.
+            ArchiveError: see `writer`.
+            Exception: `CONFLICT`; nothing has changed.
+        """
+        self._driver = self._claimed(self._fitting(nullable(schema)))
+        return self.newest()
+
+    def writer(self, schema: pa.Schema, number: int) -> WriteFiles | None:
+        """Return what writes the files of a batch of this schema; None if the table already has the batch.
+
+        Raises:
+            ArchiveError: a column has another type in the table, or the table is not one that can be written.
+        """
+        table = self._fitting(nullable(schema))
+        newest = self._newest(table)
+        return None if newest is not None and newest >= number else self._writer(table)
+
+    def commit(self, files: Sequence[Any], number: int) -> None:
+        """Add the files of a batch, unless the table already has the batch, completely or not at all.
+
+        Args:
+            files: the descriptions that the batch's `WriteFiles` returned.
+            number: the batch's number.
+
+        Raises:
+            ArchiveError: another driver has taken the table over, or a file cannot be seen from here.
             Exception: `CONFLICT`; no row was added.
         """
+        if not files:
+            return
+        if (lost := self._unseen(files)) is not None:
+            raise ArchiveError(
+                f"{self._name}: a task has written {lost}, which the driver does not see: an archive must be on a file "
+                "system that driver and workers share"
+            )
+        self._commit(files, number)
+
+    def _is_new(self, table: _Opened, number: int) -> bool:
+        """Whether the table lacks a batch; ArchiveError if this driver may not add it."""
+        if self._drivers(table) != self._driver:
+            raise ArchiveError(f"{self._name}: another driver has taken the archive over: one job, one checkpoint")
+        newest = self._newest(table)
+        return newest is None or newest < number
 
     def files(self) -> list[str]:
         """Return the data files of the newest version.
@@ -125,6 +171,28 @@ class Table(ABC, Generic[_Opened]):
     def _newest(self, table: _Opened) -> int | None: ...
 
     @abstractmethod
+    def _drivers(self, table: _Opened) -> int:
+        """Return how many drivers have taken the table over."""
+
+    @abstractmethod
+    def _claimed(self, table: _Opened) -> int:
+        """Count one driver more, atomically, and return the number."""
+
+    @abstractmethod
+    def _fitting(self, schema: pa.Schema) -> _Opened:
+        """Return the table with all columns of a nullable schema; it is created if there is none."""
+
+    @abstractmethod
+    def _writer(self, table: _Opened) -> WriteFiles: ...
+
+    @abstractmethod
+    def _unseen(self, files: Sequence[Any]) -> str | None:
+        """Return the first file that does not exist for this process; None if all do."""
+
+    @abstractmethod
+    def _commit(self, files: Sequence[Any], number: int) -> None: ...
+
+    @abstractmethod
     def _files(self, table: _Opened) -> list[str] | None:
         """Return its data files; None if rows are deleted by a list in another file."""
 
@@ -132,12 +200,11 @@ class Table(ABC, Generic[_Opened]):
     def _maintain(self, table: _Opened, settings: Maintain, now: datetime.datetime) -> Maintained: ...
 
 
-def nullable(rows: pa.Table) -> pa.Table:
-    """Return the rows with nullable columns, so that a later version of a job does not need another table."""
-    schema = rows.schema
+def nullable(schema: pa.Schema) -> pa.Schema:
+    """Return the schema with nullable columns, so that a later version of a job does not need another table."""
     for number, field in enumerate(schema):
         schema = schema.set(number, field.with_nullable(True))
-    return rows.cast(schema)
+    return schema
 
 
 def check_columns(archive: str, there: pa.Schema, given: pa.Schema) -> None:

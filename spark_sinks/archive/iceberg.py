@@ -1,8 +1,8 @@
 """An Iceberg table with every record of a topic exactly once, written by pyiceberg without Spark.
 
 A commit adds a batch's files and, atomically, the batch's number as a table property, which identifies a repeated
-batch; the snapshot's summary has it too. A commit is valid for one snapshot only: after a conflict with another writer
-the table is loaded again.
+batch; the snapshot's summary has it too. Another property has the number of drivers that have taken the table over. A
+commit is valid for one snapshot only: after a conflict with another writer the table is loaded again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,9 +29,11 @@ from pyiceberg.exceptions import (
     ValidationException,
 )
 from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan, PyArrowFileIO, _dataframe_to_data_files
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from spark_sinks.archive.contract import (
@@ -39,7 +42,6 @@ from spark_sinks.archive.contract import (
     another_checkpoint,
     check_columns,
     first_kept,
-    nullable,
 )
 from spark_sinks.archive.contract import Table as ArchiveTable
 from spark_sinks.spec.parts import Maintain
@@ -49,6 +51,7 @@ BATCH: Final = "trivium.batch"
 ATTEMPTS: Final = 20
 RETRY_S: Final = 0.1
 SMALL: Final = 0.75  # share of the wanted size; larger files are not merged
+DRIVERS: Final = "trivium.drivers"
 RETRIES: Final = "commit.retry.num-retries"
 
 
@@ -81,24 +84,40 @@ class IcebergArchive(ArchiveTable[Table]):
             raise another_checkpoint(self._name)
         return None if owner is None or newest is None else int(newest)
 
-    def append(self, rows: pa.Table, number: int) -> None:
-        """See `ArchiveTable`."""
-        rows = nullable(rows)
-        table = self._opened() or _made(self._catalog, self._name, rows.schema)
-        check_columns(self._name, table.schema().as_arrow(), rows.schema)
-        if set(rows.column_names) - set(table.schema().column_names):
+    def _drivers(self, table: Table) -> int:
+        return int(table.properties.get(DRIVERS, 0))
+
+    def _claimed(self, table: Table) -> int:
+        def change(transaction: Transaction) -> bool:
+            transaction.set_properties({DRIVERS: str(self._drivers(table) + 1)})
+            return True
+
+        _commit(table, change)
+        return self._drivers(table)
+
+    def _fitting(self, schema: pa.Schema) -> Table:
+        table = self._opened() or _made(self._catalog, self._name, schema)
+        check_columns(self._name, table.schema().as_arrow(), schema)
+        if set(schema.names) - set(table.schema().column_names):
             with table.update_schema() as wider:
-                wider.union_by_name(rows.schema)
+                wider.union_by_name(schema)
             table = self._catalog.load_table(self._name)
+        return table
+
+    def _writer(self, table: Table) -> IcebergFiles:
+        return IcebergFiles(table.metadata, table.io)
+
+    def _unseen(self, files: Sequence[DataFile]) -> str | None:
+        io = self._existing().io
+        return next((file.file_path for file in files if not io.new_input(file.file_path).exists()), None)
+
+    def _commit(self, files: Sequence[DataFile], number: int) -> None:
+        table = self._existing()
         marks = {ARCHIVE: self._archive, BATCH: str(number)}
-        files: list[DataFile] = []
 
         def change(transaction: Transaction) -> bool:
-            newest = self._newest(table)
-            if newest is not None and newest >= number:
+            if not self._is_new(table, number):
                 return False
-            if not files:
-                files.extend(_written(table, rows))
             with transaction.update_snapshot(snapshot_properties=marks).fast_append() as added:
                 for file in files:
                     added.append_data_file(file)
@@ -137,8 +156,16 @@ def _made(catalog: Catalog, name: str, schema: pa.Schema) -> Table:
     return catalog.load_table(name)
 
 
-def _written(table: Table, rows: pa.Table) -> Iterator[DataFile]:
-    return iter(_dataframe_to_data_files(table.metadata, rows, table.io, uuid.uuid4()))
+@dataclass(frozen=True, slots=True)
+class IcebergFiles:
+    """Writes rows to files, one for each partition (`contract.WriteFiles`)."""
+
+    metadata: TableMetadata
+    io: FileIO
+
+    def __call__(self, rows: pa.Table) -> Iterator[DataFile]:
+        """Write the rows; yield what adds each file to the table."""
+        return iter(_dataframe_to_data_files(self.metadata, rows, self.io, uuid.uuid4()))
 
 
 def _commit(table: Table, change: Callable[[Transaction], bool]) -> None:
@@ -215,7 +242,7 @@ def _merge(table: Table, tasks: Sequence[FileScanTask], done: Maintained) -> Non
             f"{'.'.join(table.name())}: {len(tasks)} files should have {there:,} rows, but {rows.num_rows:,} were read"
         )
     rows = rows.take(pc.sort_indices(rows, [("partition", "ascending"), ("offset", "ascending")]))
-    files = list(_written(table, rows))
+    files = list(IcebergFiles(table.metadata, table.io)(rows))
 
     def change(transaction: Transaction) -> bool:
         with transaction.update_snapshot().overwrite() as replaced:

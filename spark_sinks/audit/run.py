@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -19,7 +20,7 @@ from spark_sinks.headers import ORIGIN_REPLAY
 from spark_sinks.replay.items import Place
 from spark_sinks.replay.kafka import LogReader, partitions_of
 from spark_sinks.replay.ledger import Entry, LedgerError
-from spark_sinks.replay.run import Clients, Say, connected, entry_of, stops_within
+from spark_sinks.replay.run import Clients, Say, StopRequest, connected, entry_of, stops_within, unless_stopped
 from spark_sinks.spec.audit import BridgeAudit
 
 JSON: Final = b"application/json"
@@ -61,21 +62,20 @@ async def run(
         LedgerError, ReplacedError, KafkaError: it cannot continue; the message says why.
     """
     missing = 0
-    async with connected(job, say, stopped) as clients:
-        if clients is None:
-            return 0
-        entry = await entry_of(job, clients)
-        if job.sink.kafka not in await clients.topics.known([job.sink.kafka]):
-            raise LedgerError(f"there is no topic {job.sink.kafka}")
-        audit = _Audit(job, clients, entry, say, fetched)
-        while not stopped.is_set():
-            found = await audit.pass_once()
-            missing += found.missing + found.unreadable
-            report(found)
-            if once:
-                break
-            left = job.run.interval.ms - time.time() * 1000 % job.run.interval.ms  # align intervals with the clock
-            await stops_within(stopped, left / 1000)
+    with contextlib.suppress(StopRequest):
+        async with connected(job, say, stopped) as clients:
+            entry = await unless_stopped(stopped, entry_of(job, clients))
+            if job.sink.kafka not in await clients.topics.known([job.sink.kafka]):
+                raise LedgerError(f"there is no topic {job.sink.kafka}")
+            audit = _Audit(job, clients, entry, say, fetched)
+            while not stopped.is_set():
+                found = await unless_stopped(stopped, audit.pass_once())
+                missing += found.missing + found.unreadable
+                report(found)
+                if once:
+                    break
+                left = job.run.interval.ms - time.time() * 1000 % job.run.interval.ms  # align intervals with the clock
+                await stops_within(stopped, left / 1000)
     return missing
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from datetime import UTC
+from datetime import UTC, date, datetime
 from itertools import islice
 from typing import Any, Final
 
@@ -16,12 +16,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_sinks.archive.contract import ArchiveError
-from spark_sinks.archive.lake import table_of
 from spark_sinks.records import of_partition
 from spark_sinks.replay.items import Item, Place
 from spark_sinks.replay.ledger import Entry, places_of
 from spark_sinks.replay.run import Clients, Replayed, Say, run
 from spark_sinks.replay.sources import Slice, Source, SourceError
+from spark_sinks.replay.table_rows import MissingColumnsError, check_columns, table_rows
 from spark_sinks.spec.backfill import ArchiveSource, Backfill
 
 _MISSING: Final = re.compile(r"ClassNotFoundException|UnsupportedFileSystemException")
@@ -43,16 +43,15 @@ def selected(spark: SparkSession, source: ArchiveSource, positions: Mapping[Plac
     Raises:
         SourceError: there is no such archive.
     """
-    rows = _rows(spark, source)
-    if missing := {"topic", "partition", "offset", "timestamp", "key", "value", "headers", "date"} - set(rows.columns):
-        raise SourceError(f"{source.archive}: not an archive of records: no column {', '.join(sorted(missing))}")
+    days = (_day(source.since, date.min), _day(source.until, date.max))
+    rows = _rows(spark, source, days)
     if source.topics:
         rows = rows.where(F.col("topic").isin(*source.topics))
     day, time = F.col("date").cast("date"), F.col("timestamp")
     if source.since is not None:
-        rows = rows.where((day >= F.lit(source.since.astimezone(UTC).date())) & (time >= F.lit(source.since)))
+        rows = rows.where((day >= F.lit(days[0])) & (time >= F.lit(source.since)))
     if source.until is not None:
-        rows = rows.where((day <= F.lit(source.until.astimezone(UTC).date())) & (time < F.lit(source.until)))
+        rows = rows.where((day <= F.lit(days[1])) & (time < F.lit(source.until)))
     if positions:
         rows = rows.where(F.col("offset") >= F.coalesce(of_partition(positions, "bigint"), F.lit(0)))
     own = Window.partitionBy("topic", "partition").orderBy("offset")
@@ -67,18 +66,25 @@ def selected(spark: SparkSession, source: ArchiveSource, positions: Mapping[Plac
     )  # fmt: skip
 
 
-def _rows(spark: SparkSession, source: ArchiveSource) -> DataFrame:
-    """Return all rows in the archive at present."""
-    base = {} if source.format == "iceberg" else {"basePath": _of_hadoop(source.archive)}
+def _day(moment: datetime | None, otherwise: date) -> date:
+    return otherwise if moment is None else moment.astimezone(UTC).date()
+
+
+def _rows(spark: SparkSession, source: ArchiveSource, days: tuple[date, date]) -> DataFrame:
+    """Return the rows in the archive at present, at least those of these days."""
     try:
-        reader = spark.read.options(**base)
-        # The files of a table's newest version are listed by its own library.
-        names = [source.archive] if source.format == "parquet" else table_of(source).files()
-        files = [_GLOB.sub(r"\\\g<0>", _of_hadoop(name)) for name in names]  # Spark takes a path as a pattern
-        found = reader.parquet(*files).schema
+        if source.format != "parquet":
+            return table_rows(spark, source, days)
+        name = _of_hadoop(source.archive)
+        files = _GLOB.sub(r"\\\g<0>", name)  # Spark takes a path as a pattern
+        reader = spark.read.options(basePath=name)
+        found = reader.parquet(files).schema
+        check_columns(found.names)
         # Spark would read a directory topic=007 as a number.
         typed = [StructField(field.name, StringType()) if field.name == "topic" else field for field in found.fields]
-        return reader.schema(StructType(typed)).parquet(*files)
+        return reader.schema(StructType(typed)).parquet(files)
+    except MissingColumnsError as error:
+        raise SourceError(f"{source.archive}: {error}") from error
     except (AnalysisException, ArchiveError) as error:
         raise SourceError(f"{source.archive}: not an archive: {str(error).splitlines()[0]}") from error
     except Py4JJavaError as error:  # of Hadoop

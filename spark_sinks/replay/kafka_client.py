@@ -1,11 +1,12 @@
-"""Converts Kafka client settings from their Java names to aiokafka's, for jobs that run without Spark."""
+"""Kafka clients of jobs that run without Spark: their settings by the Java names, and their life."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import ssl
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, Protocol, TypeVar
 
 _PLAIN: Final = re.compile(r"""(?:Plain|Scram)LoginModule\b""")
 _LOGIN: Final = re.compile(r"""\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)\"""")
@@ -18,6 +19,15 @@ _KNOWN: Final = frozenset(
         "ssl.endpoint.identification.algorithm",
     }
 )  # fmt: skip
+
+
+class _StartedAndStopped(Protocol):
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+_Client = TypeVar("_Client", bound=_StartedAndStopped)
 
 
 def check(settings: Mapping[str, str]) -> None:
@@ -65,3 +75,13 @@ def _login(settings: Mapping[str, str]) -> tuple[str, str]:
     if _PLAIN.search(text) is None or login.keys() != {"username", "password"}:
         raise ValueError('sasl.jaas.config: expected ...LoginModule required username="..." password="...";')
     return login["username"], login["password"]
+
+
+@contextlib.asynccontextmanager
+async def started(client: _Client) -> AsyncIterator[_Client]:
+    """Start a client and stop it, also one whose start fails or is cancelled."""
+    try:
+        await client.start()
+        yield client
+    finally:
+        await client.stop()

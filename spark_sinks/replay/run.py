@@ -7,7 +7,7 @@ import contextlib
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from aiokafka import AIOKafkaConsumer
@@ -26,9 +26,16 @@ MOST: Final = 1_000
 """The most records of a transaction."""
 TOGETHER_S: Final = 1.0
 """With a rate, records of this time share a transaction, so readers of committed records wait this long."""
+RETRY_S: Final = 1.0
+"""Time between two attempts to reach Kafka."""
 MOST_REPORTED: Final = 20
 """The most messages about single records."""
 Say = Callable[[str], None]
+_Result = TypeVar("_Result")
+
+
+class StopRequest(Exception):  # noqa: N818 - no error
+    """The run was asked to stop."""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="replayed"):
@@ -64,18 +71,18 @@ async def run(
         open_source: creates its source.
         report: called for each transaction.
         say: called with messages for people.
-        stopped: ends the run after the current transaction.
+        stopped: ends the run: at once, or after the current transaction.
 
     Raises:
         LedgerError, SourceError, ReplacedError: it cannot continue; the message says why.
         KafkaError: Kafka failed; the next run continues.
     """
     began = time.monotonic()
-    async with connected(job, say, stopped) as clients:
-        before = after = _new_entry(job)
-        if clients is not None:
-            before = await entry_of(job, clients)
-            source = await open_source(clients, before)
+    before = after = _new_entry(job)
+    with contextlib.suppress(StopRequest):
+        async with connected(job, say, stopped) as clients:
+            before = after = await unless_stopped(stopped, entry_of(job, clients))
+            source = await unless_stopped(stopped, open_source(clients, before))
             after = await _Run(job, clients, source, before, report=report, say=say, stopped=stopped).run()
             if clients.writer.late:
                 say(
@@ -116,7 +123,7 @@ async def replay(job: Any, *, report: Callable[[Replayed], None], say: Say, stop
 
 async def entry_of(job: Once, clients: Clients) -> Entry:
     """Return a job's ledger entry, a new one at its first run; LedgerError if another task uses its name."""
-    async with AIOKafkaConsumer(**kafka_client.arguments(job.run.connection)) as plain:
+    async with kafka_client.started(AIOKafkaConsumer(**kafka_client.arguments(job.run.connection))) as plain:
         entry = await ledger.read(clients.committed, plain, job.title) or _new_entry(job)
     if entry.task != job.task:
         raise LedgerError(f"the name {job.title} is used by another task, {entry.task}: choose another name")
@@ -130,31 +137,47 @@ async def stops_within(stopped: asyncio.Event, seconds: float) -> bool:
     return stopped.is_set()
 
 
+async def unless_stopped(stopped: asyncio.Event, work: Awaitable[_Result]) -> _Result:
+    """Await `work`, or cancel it and raise StopRequest as soon as `stopped` is set."""
+    doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait((doing, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise StopRequest
+        return doing.result()
+    finally:
+        doing.cancel()
+        stopping.cancel()
+        await asyncio.wait((doing, stopping))
+
+
 @contextlib.asynccontextmanager
-async def connected(job: Once, say: Say, stopped: asyncio.Event) -> AsyncIterator[Clients | None]:
-    """Connect the clients; None if stopped before Kafka answered."""
+async def connected(job: Once, say: Say, stopped: asyncio.Event) -> AsyncIterator[Clients]:
+    """Connect the clients; StopRequest if stopped before they are."""
     given = kafka_client.arguments(job.run.connection)
     async with contextlib.AsyncExitStack() as stack:
-        said = False
-        while True:
-            admin = AIOKafkaAdminClient(**given)
-            try:
-                await admin.start()
-                break
-            except KafkaConnectionError:
-                await admin.close()
-                if not said:
-                    say(f"waiting for Kafka: {job.run.bootstrap_servers} does not answer")
-                said = True
-            if await stops_within(stopped, 1.0):
-                yield None
-                return
+        yield await unless_stopped(stopped, _connect(stack, given, job, say))
+
+
+async def _connect(stack: contextlib.AsyncExitStack, given: dict[str, Any], job: Once, say: Say) -> Clients:
+    said = False
+    while True:
+        admin = AIOKafkaAdminClient(**given)
         stack.push_async_callback(admin.close)
-        topics = Topics(admin)
-        await topics.make(ledger.LEDGER, ledger.SETTINGS)
-        writer = await stack.enter_async_context(Writer(given, job.title))
-        committed = await stack.enter_async_context(CommittedReader(given))
-        yield Clients(topics, writer, committed)
+        try:
+            await admin.start()
+            break
+        except KafkaConnectionError:
+            await stack.aclose()
+            if not said:
+                say(f"waiting for Kafka: {job.run.bootstrap_servers} does not answer")
+            said = True
+        await asyncio.sleep(RETRY_S)
+    topics = Topics(admin)
+    await topics.make(ledger.LEDGER, ledger.SETTINGS)
+    writer = await stack.enter_async_context(kafka_client.started(Writer(given, job.title)))
+    committed = await stack.enter_async_context(kafka_client.started(CommittedReader(given)))
+    return Clients(topics, writer, committed)
 
 
 class _Run:
@@ -178,7 +201,8 @@ class _Run:
         rate = self._job.run.rate
         most = MOST if rate is None else max(1, min(MOST, round(rate * TOGETHER_S)))
         start, sent = time.monotonic(), 0
-        async for slice_ in self._source.slices(most):
+        slices = aiter(self._source.slices(most))
+        while (slice_ := await self._next(slices)) is not None:
             begin = time.monotonic()
             before = self._entry
             await self._clients.writer.commit(functools.partial(self._fill, slice_))
@@ -188,6 +212,13 @@ class _Run:
             if await stops_within(self._stopped, pause):
                 break
         return self._entry
+
+    async def _next(self, slices: AsyncIterator[Slice]) -> Slice | None:
+        """Return the next slice; None if there is none, or the run was asked to stop."""
+        try:
+            return await unless_stopped(self._stopped, anext(slices, None))
+        except StopRequest:
+            return None
 
     async def _fill(self, found: Slice) -> Entry:
         """Send a slice, and return its ledger entry."""

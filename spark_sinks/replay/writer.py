@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 from aiokafka import AIOKafkaProducer
@@ -46,11 +46,12 @@ class Writer:
             max_request_size=LARGEST,
         )
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> None:
+        """Fence an earlier run, and abort the transaction that it left."""
         await self._producer.start()
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def stop(self) -> None:
+        """Close the producer."""
         await self._producer.stop()
 
     async def commit(self, fill: Callable[[], Awaitable[Entry]]) -> None:

@@ -32,18 +32,13 @@ from spark_sinks.spec.parts import (
 from spark_sinks.spec.replays import DlqReplay, Replay
 from spark_sinks.spec.values import MICRO_BATCH_ONLY, NUMBERS, RECORD_COLUMNS, Aggregate, ColumnName, Duration, Term
 
-CLOCKS: Final = (
-    "a reading's arrival is Kafka's timestamp, which native producers, and `timestamp` by HTTP, set themselves: a fast "
-    "one makes other readings late, unless the topics have message.timestamp.type=LogAppendTime"
-)
-
 
 class JobSpec(Declaration):
     """A streaming job: its source, what it computes, and its sink."""
 
     DEAD_LETTERS: ClassVar[bool] = True
-    NOTE: ClassVar[str | None] = None
-    """What `check` says about a valid job."""
+    CLOCKS_COUNT: ClassVar[bool] = False
+    """Whether a fast clock may make other readings late."""
     source: Source
     run: Run
     sink: TopicSink | ArchiveSink
@@ -122,7 +117,7 @@ class Grouped(JobSpec):
 class Aggregated(Grouped):
     """Base of the jobs with windows."""
 
-    NOTE: ClassVar[str | None] = CLOCKS
+    CLOCKS_COUNT: ClassVar[bool] = True
     RESULTS: ClassVar[frozenset[str]] = frozenset({"start", "end"})
     aggregates: Annotated[dict[ColumnName, Aggregate], Field(min_length=1)]
     """the fields of a result: `{ maximum = "max(temperature)", p95 = "percentile(temperature, 0.95)" }`"""
@@ -287,7 +282,7 @@ class Transform(JobSpec):
     """A user-defined transform in Python."""
 
     SUMMARY: ClassVar[str] = "your own transform from DataFrame to DataFrame, in a Python file"
-    NOTE: ClassVar[str | None] = CLOCKS
+    CLOCKS_COUNT: ClassVar[bool] = True
     job: Literal["transform"] = "transform"
     sink: ResultSink
 

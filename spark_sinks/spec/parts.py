@@ -213,8 +213,8 @@ class Lake(Section):
     """Parquet: a directory, or the URL of a file system with atomic directory renames (hdfs, abfss). Delta: the table's
     directory or URL (`s3://`, `gs://`, `abfss://`). Iceberg: the table's name, `NAMESPACE.TABLE`"""
     format: Literal["parquet", "delta", "iceberg"] = "parquet"
-    """`parquet`: directories of plain files, of any size. `delta`, `iceberg`: a table, which needs the extra `lake`;
-    the job's batches pass through the driver's memory"""
+    """`parquet`: directories of plain files. `delta`, `iceberg`: a table, which needs the extra `lake`, also on the
+    workers of a cluster"""
     catalog: str = "default"
     """Iceberg: the catalog's name in pyiceberg's own configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`)"""
     options: dict[str, str] = {}
@@ -234,7 +234,8 @@ class ArchiveSink(Lake):
     """Writes every record to files, exactly once."""
 
     files: Annotated[int, Field(ge=1, le=1_000)] = 1
-    """Parquet: files per batch, date and topic. More files are written in parallel; fewer, larger files read faster"""
+    """files per batch, date and topic, each written by a task of its own. More files are written in parallel; fewer,
+    larger files read faster"""
     segment: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
     """Parquet: batches per directory; `trivium spark maintain` merges a directory when all its batches are complete. An
     archive keeps the value of its first start"""
@@ -251,7 +252,7 @@ class ArchiveSink(Lake):
 
 
 _FORMATS_OF: Final = {
-    "files": ("parquet",), "segment": ("parquet",), "catalog": ("iceberg",), "options": ("delta", "iceberg"),
+    "segment": ("parquet",), "catalog": ("iceberg",), "options": ("delta", "iceberg"),
 }  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
         .withColumn("objects", found)
         .select(
             *own,
-            (is_number | is_one(F.col("objects"))).alias("readable"),
+            (is_number | is_one(F.col("text"), F.col("objects"))).alias("readable"),
             temperature.alias("temperature"),
             F.coalesce(non_empty(F.col("key_text")), non_empty(fields["sensor"])).alias("sensor"),
             fields["time"].alias("own_time"),

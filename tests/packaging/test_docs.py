@@ -25,6 +25,8 @@ ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| (?:`([^`]*)`|-) \| (.*)\|$", re.MULTIL
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE_AND_NAME = re.compile(r"^([\w/]+)\.py:\s+([A-Z]\w+)")
+CELL_END = re.compile(r"(?<!\\)\|")
+RULE = re.compile(r"\|(?: ?:?-+:? ?\|)+")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -256,12 +258,27 @@ def test_each_decision_that_is_named_is_a_page_of_its_own():
     assert wrong == []
 
 
-@pytest.mark.parametrize("document", [path for path in documents() if path.name != "spark.md"], ids=relative)
-def test_the_rows_of_a_table_have_its_columns(document: Path):
-    wrong, columns = [], 0
-    for line in FENCE.sub("", document.read_text(encoding="utf-8")).splitlines():
-        bars = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
-        if bars and columns and bars != columns:
-            wrong.append(line)
-        columns = bars and (columns or bars)
-    assert wrong == []
+def tables_of(text: str) -> list[list[str]]:
+    """Return the rows of each Markdown table: adjacent lines that begin with a bar, outside of fenced blocks."""
+    found: list[list[str]] = [[]]
+    for line in FENCE.sub("", text).splitlines():
+        if line.lstrip().startswith("|"):
+            found[-1].append(line.strip())
+        elif found[-1]:
+            found.append([])
+    return [rows for rows in found if rows]
+
+
+@pytest.mark.parametrize("page", documents(), ids=relative)
+def test_the_rows_of_a_table_have_as_many_cells_as_its_head(page: Path) -> None:
+    for rows in tables_of(page.read_text(encoding="utf-8")):
+        assert len(rows) > 2, rows
+        assert RULE.fullmatch(rows[1]), rows[1]
+        bars = [len(CELL_END.findall(row)) for row in rows]
+        wrong = [row for row, count in zip(rows, bars, strict=True) if count != bars[0] or not row.endswith("|")]
+        assert not wrong, f"{bars[0] - 1} cells are in the head"
+
+
+def test_a_table_with_a_lost_or_an_extra_cell_is_found() -> None:
+    [rows] = tables_of("text\n| a | b\\|c |\n|---|---|\n| 1 |\n```\n| no |\n```\n")
+    assert [len(CELL_END.findall(row)) for row in rows] == [3, 3, 2]

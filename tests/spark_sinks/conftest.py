@@ -26,8 +26,10 @@ from spark_sinks.job import Flow
 from spark_sinks.job_file import read
 from spark_sinks.jobs.max_temperature import MaxTemperature
 from spark_sinks.jobs.max_temperature import Options as MaxTemperatureOptions
+from spark_sinks.metrics import JobMetrics
 from spark_sinks.process import end_jvm
 from spark_sinks.progress import Examined, Progress, Totals, progress_of
+from spark_sinks.real_time_reads import HEARTBEAT
 from spark_sinks.session import session
 from spark_sinks.triggers import CATCH_UP
 
@@ -68,7 +70,10 @@ def spark(spark_jars: list[Path], java_options: str) -> Iterator[SparkSession]:
     State has one partition, since each one needs a task, files and possibly a Python worker. Tests about partitioned
     state use `two_parts`. Heartbeats do not flush status data, so that no test depends on one unnoticed.
     """
-    conf = {"spark.sql.streaming.realTimeMode.minBatchDuration": "1s", "spark.ui.liveUpdate.minFlushPeriod": "1h"}
+    conf = {
+        "spark.sql.streaming.realTimeMode.minBatchDuration": "1s", "spark.ui.liveUpdate.minFlushPeriod": "1h",
+        **HEARTBEAT,
+    }  # fmt: skip
     started = session(
         "tests", master="local[8]", jars=spark_jars, shuffle_partitions=1, log_level="OFF", quick_start=True,
         java_options=java_options, conf=conf,
@@ -100,6 +105,7 @@ class RunningJob:
         self._events: SimpleQueue[runner.Event] = SimpleQueue()
         self._ready = asyncio.Event()
         job = flow_of(spark, options)
+        self.metrics = JobMetrics(job.name)
         self.scans = job.rejects_topic is not None
         loop = asyncio.get_running_loop()
         self._ended = loop.run_in_executor(
@@ -110,6 +116,7 @@ class RunningJob:
                 ready=lambda: loop.call_soon_threadsafe(self._ready.set),
                 events=self._events,
                 say=self.said.append,
+                metrics=self.metrics,
             ),
         )
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
+from pyspark.sql import SparkSession
 
 from spark_sinks.declared import Options
 from spark_sinks.job_file import read
+from spark_sinks.session import IN_LOCAL_FILES
+from spark_sinks.triggers import MICRO_BATCH, REAL_TIME
 from tests.support.topics import read_all, remake
 
 START_MS = 1_700_000_000_000
@@ -113,6 +117,42 @@ async def test_a_topic_that_was_deleted_and_made_again_is_not_read_from_the_old_
         counts[value["start"]] = value["n"]
     assert set(counts.values()) == {100 + again}
     await run(run_job, options, 0)
+
+
+@pytest.fixture
+def as_on_a_cluster(spark: SparkSession) -> Iterator[None]:
+    """Checkpoints have Spark's own files, with checksums, as with a master that is not local."""
+    for name in IN_LOCAL_FILES:
+        spark.conf.unset(name)
+    yield
+    for name, value in IN_LOCAL_FILES.items():
+        spark.conf.set(name, value)
+
+
+@pytest.mark.usefixtures("as_on_a_cluster")
+@pytest.mark.parametrize("trigger", [MICRO_BATCH, REAL_TIME])
+@pytest.mark.parametrize("again", [300, 50])
+async def test_with_accepted_loss_a_topic_that_was_made_again_is_read_from_its_beginning_and_that_is_told(
+    *, run_job: Any, job: Job, producer: AIOKafkaProducer, admin: AIOKafkaAdminClient, bootstrap: str, trigger: str,
+    again: int,
+) -> None:  # fmt: skip
+    told: dict[str, Any] = {"trigger": trigger, "interval_ms": 5_000 if trigger == REAL_TIME else None}
+    options = job.options(STATS, accept_data_loss=True, **told)
+    await send(producer, job.topics["SOURCE"], 100)
+    await run(run_job, options, 100)
+    assert list((Path(options.checkpoint) / "window-stats" / "offsets").glob("*.crc")), "Spark's own checksums"
+    await remake(admin, job.topics["SOURCE"], 1)
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as fresh:
+        await send(fresh, job.topics["SOURCE"], again)
+    second = await run_job(options)
+    await second.wait_for(lambda done: sum(one.rows for one in done) >= again, 120)
+    await second.stop()
+    name = job.topics["SOURCE"]
+    assert second.said[:1] == [f"topic {name} was deleted and made again: window-stats reads it from its beginning"]
+    assert sum(one.rows for one in second.progress) == again
+    values = [json.loads(record.value) for record in await read_all(bootstrap, job.topics["TARGET"])]
+    counts = {value["start"]: value["n"] for value in values}
+    assert set(counts.values()) == {100 + again}
 
 
 STEPS = """

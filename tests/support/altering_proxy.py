@@ -30,6 +30,7 @@ class AlteringProxy:
     broker: tuple[str, int]
     alterations: dict[bytes, Alteration] = field(default_factory=dict)  # by a batch from its checksum on
     answers: dict[int, Alteration] = field(default_factory=dict)  # by API key: what is done to a whole answer
+    held: dict[int, asyncio.Event] = field(default_factory=dict)  # by API key: set when an answer has been kept back
     bootstrap: str = ""
     _port: int = 0
 
@@ -42,6 +43,10 @@ class AlteringProxy:
         """Alter the answers to requests with an API key. An answer that the change leaves as it is does not count."""
         found = self.answers[api] = Alteration(change, times)
         return found
+
+    def hold(self, api: int) -> asyncio.Event:
+        """Keep back every answer to requests with an API key from now on."""
+        return self.held.setdefault(api, asyncio.Event())
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[AlteringProxy]:
@@ -88,6 +93,9 @@ class AlteringProxy:
             frame = await _frame(upstream)
             api = asked.pop(struct.unpack_from(">i", frame)[0], None)
             frame = self._altered(frame) if api == FETCH else frame.replace(there, here)
+            if api in self.held:
+                self.held[api].set()
+                continue
             whole = self.answers.get(api) if api is not None else None
             if whole is not None and (whole.times is None or whole.done < whole.times):
                 changed = whole.change(frame)

@@ -22,8 +22,8 @@ from gateway.amqp.links.peer import Peer
 from gateway.flow import Window, shown
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
+from mapping.amqp._native import to_record, to_records
 from mapping.amqp.incoming import Destination, Unmappable
-from mapping.amqp.mapper import to_record, to_records
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.amqp.links import Link

@@ -35,7 +35,7 @@ from gateway.kafka.read.live_reader import LiveReader
 from gateway.pauses import NO_CREDIT, OUTGOING_BUDGET, OUTGOING_RATES, SLOW_READER, UNSETTLED, Pause, pauses
 from gateway.security.authorization import Grant
 from gateway.security.group_names import GroupNames
-from mapping.amqp.mapper import from_records
+from mapping.amqp._native import from_records
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
 from mapping.record import Received
 from protocols.amqp import outcomes

@@ -13,10 +13,7 @@ from typing import Final, NamedTuple
 import cramjam
 from aiokafka.record.util import calc_crc32c
 
-try:
-    from gateway.kafka.publish._native import RecordBuffer
-except ImportError:  # not built or switched off; see `gateway.native`
-    from gateway.kafka.publish.record_buffer import RecordBuffer
+from gateway.kafka.publish._native import RecordBuffer
 
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 """Base offset, length, leader epoch, magic, checksum, attributes, last offset delta, first and last timestamp,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from aiokafka.partitioner import murmur2
 
-from gateway.kafka.publish.murmur2 import murmur2
 from gateway.kafka.publish.partition_queue import PartitionQueue
 from gateway.recent import Recent
 

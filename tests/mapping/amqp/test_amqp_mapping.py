@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import Described, Message, int32, symbol, timestamp, ubyte, uint, ulong
 
+from mapping.amqp._native import from_records
+from mapping.amqp._native import to_record as to_record_in_c
 from mapping.amqp.incoming import Destination, Unmappable, gateway_headers, to_record
-from mapping.amqp.mapper import from_records
-from mapping.amqp.mapper import to_record as to_record_in_c
 from mapping.amqp.outgoing import COORDINATE_NAMES, from_record
 from mapping.amqp.selection import selector
 from mapping.outcomes import Outcome

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from loadtest.bench.amqp_mutated import DESTINATIONS, compare, fate, mapped_in_python
 from loadtest.clients.amqp_messages import FORMS, encodings, jms_text, many_keys, minimal, typical
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
-from mapping.amqp import incoming, outgoing
+from mapping.amqp import incoming
 from mapping.amqp._native import from_records, to_record, to_records
 from mapping.amqp.incoming import Destination, gateway_headers
 from mapping.record import Received, Record
 from protocols.amqp import primitives
+from tests.reference import amqp_mapping
 from tests.support.amqp_messages import messages_of, section
 
 HERE = DESTINATIONS[0]
@@ -69,7 +70,7 @@ def test_a_run_ends_before_the_message_that_cannot_be_mapped(
     run: list[bytes], first: int, destination: Destination, now_ms: int
 ) -> None:
     found = mapped_run(to_records, run, first, destination, now_ms)
-    assert found == mapped_run(incoming.to_records, run, first, destination, now_ms)
+    assert found == mapped_run(amqp_mapping.to_records, run, first, destination, now_ms)
     assert found[0] == [to_record(data, destination, now_ms) for data in run[first : first + len(found[0])]]
     assert (found[1] is None) == (BROKEN not in run[first:])
 
@@ -201,7 +202,7 @@ records = st.builds(
 def test_any_records_have_the_same_messages(found: list[Received], attempts: int, most_bytes: int) -> None:
     for given_as in (list, tuple):
         given = (given_as(found), CAPTURED, attempts, most_bytes)
-        assert from_records(*given) == outgoing.from_records(*given)
+        assert from_records(*given) == amqp_mapping.from_records(*given)
 
 
 @pytest.mark.parametrize("fields", [{"offset": -1}, {"offset": 1 << 63}, {"timestamp": 1 << 63}, {"value": "text"}])
@@ -209,7 +210,7 @@ def test_an_unusual_record_gives_the_same_result(fields: dict[str, Any]) -> None
     record = Received(**{"topic": "t", "key": None, "value": b"", "headers": (), "timestamp": 0, "partition": 0,
                          "offset": 0, **fields})  # fmt: skip
     fates: list[Any] = []
-    for form in (from_records, outgoing.from_records):
+    for form in (from_records, amqp_mapping.from_records):
         try:
             fates.append(form([record], CAPTURED, 0, 1))
         except Exception as error:

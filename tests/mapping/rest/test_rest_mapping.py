@@ -138,6 +138,8 @@ def test_malformed_base64_is_a_422_for_the_request(wrong: str) -> None:
         {"value": 1, "partition": 2**31},
         {"value": 1, "timestamp": -1},
         {"value": 1, "timestamp": 2**63},
+        {"value": 1, "timestamp": 253_402_300_800_000},
+        {"value": 1, "timestamp": 1_767_225_600_000_000},
         {"value": 1, "headers": [{"key": "a", "value": "!!"}]},
     ],
 )
@@ -145,6 +147,10 @@ def test_numbers_out_of_range_are_a_422(entry: dict[str, Any]) -> None:
     with pytest.raises(RestError) as caught:
         records_of([entry])
     assert caught.value.status == 422
+
+
+def test_the_last_millisecond_of_the_year_9999_is_a_timestamp() -> None:
+    assert records_of([{"value": 1, "timestamp": 253_402_300_799_999}])[0].timestamp == 253_402_300_799_999
 
 
 def test_a_partition_stands_in_the_path_or_in_the_record() -> None:

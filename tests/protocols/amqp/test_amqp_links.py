@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from proton import Data, Delivery, Described, int32, symbol, ulong
 
-from protocols.amqp import deliveries, engine, outcomes, primitives
+from protocols.amqp import outcomes, primitives
 from protocols.amqp.endpoints import Limits
 from protocols.amqp.events import (
     CreditChanged,
@@ -26,8 +26,6 @@ from protocols.amqp.outcomes import Error
 from protocols.connection import ConnectionFailed
 from tests.support.amqp_frames import DATA
 from tests.support.steps import steps
-
-IN_RUNS = engine.take_usual is not deliveries.take_usual  # without C each is an event of its own
 
 
 def scripted(make_server: Any, frames: Any, **options: Any) -> Any:
@@ -432,7 +430,7 @@ def test_what_is_accepted_in_a_row_is_one_event_for_each_link(make_server: Any, 
         for event in server.events
         if isinstance(event, DeliveriesAccepted | DispositionReceived)
     ]
-    first_run = [("r", [0, 1, 2])] if IN_RUNS else [("r", [0]), ("r", [1]), ("r", [2])]
+    first_run = [("r", [0, 1, 2])]
     assert told == [*first_run, ("s", [3]), ("r", [4]), ("r", 5), ("s", [6]), ("r", [7])]
     assert [link.held for link in server.links.values()] == [0, 0]
     assert not server.engine._sent
@@ -447,7 +445,7 @@ def test_a_range_of_deliveries_is_accepted_by_one_disposition(make_server: Any, 
         accepted = (frames.TRUE, frames.uint(first), frames.uint(last), frames.TRUE, b"\x00\x53\x24\x45")
         server.feed(frames.frame(frames.performative(0x15, *accepted)))
     runs = [event.deliveries for event in server.of(DeliveriesAccepted)]
-    assert runs[0] == ([1, 2, 3] if IN_RUNS else [1])
+    assert runs[0] == [1, 2, 3]
     assert [number for run in runs for number in run] == [1, 2, 3, 0, 4, 5]
 
 

@@ -1,4 +1,4 @@
-"""Transfers with a foreign message-format are found wherever the stream of frames is cut. `make sanitize` needs C."""
+"""Transfers with a foreign message-format are found wherever the stream of frames is cut."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.amqp import _native, formats
+from protocols.amqp import _native
 from protocols.amqp.formats import START, State
+from tests.reference import amqp_formats
 from tests.support.amqp_frames import DATA, Frames
 
-FORMS = (_native, formats)
+FORMS = (_native, amqp_formats)
 AZURE = 0x80013700
 
 
 def transfer(format_: bytes, tag: bytes = b"t", payload: bytes = DATA, handle: bytes = b"\x43") -> bytes:
     """A frame with a transfer; the format is encoded already."""
     items = (handle, Frames.uint(7), b"\xa0" + bytes((len(tag),)) + tag, format_)
-    return Frames.frame(Frames.performative(formats.TRANSFER, *items) + payload)
+    return Frames.frame(Frames.performative(amqp_formats.TRANSFER, *items) + payload)
 
 
 uints = st.one_of(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.amqp import _native, deliveries, engine
+from protocols.amqp import _native, engine
 from protocols.amqp.events import (
     CreditChanged,
     DeliveriesAccepted,
@@ -22,6 +22,7 @@ from protocols.amqp.events import (
 )
 from protocols.amqp.outcomes import STATE_RELEASED
 from tests.protocols.amqp.conftest import Server
+from tests.reference import amqp_deliveries
 from tests.support.amqp_frames import Frames
 
 LIMIT, CREDIT = 60, 4
@@ -34,7 +35,7 @@ STATES = [
     b"\x00\x53\x34" + Frames.listed(Frames.binary(b"txn"), b"\x00\x53\x24\x45"),
 ]
 
-FORMS = (_native, deliveries)
+FORMS = (_native, amqp_deliveries)
 
 handles = st.sampled_from((0, 0, 0, 1))
 sizes = st.sampled_from((0, 1, 30, 30, 30, LIMIT, LIMIT + 1, 4 * LIMIT + 1))

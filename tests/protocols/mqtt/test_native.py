@@ -12,15 +12,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadtest.bench.mqtt_mutated import compare
-from protocols.mqtt import receiving, usual
+from protocols.mqtt import _native as native
+from protocols.mqtt import receiving
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.properties import TABLE, Properties
 from protocols.mqtt.states import Awaits, publish_flags
 from tests.protocols.mqtt.client import opened, send_publish
 from tests.protocols.mqtt.test_runs import packets
 from tests.protocols.mqtt.wire import varint, wire
-
-native = pytest.importorskip("protocols.mqtt._native", exc_type=ImportError)
+from tests.reference import mqtt_usual
 
 ANNOUNCED = (
     Properties(),
@@ -80,7 +80,9 @@ def played(take: Any, version: int, announced: Properties, pieces: list[bytes]) 
 
 def agree(version: int, announced: Properties, stream: bytes, cut: int) -> None:
     pieces = [stream[:cut], stream[cut:]]
-    assert played(native.take_usual, version, announced, pieces) == played(usual.take_usual, version, announced, pieces)
+    assert played(native.take_usual, version, announced, pieces) == played(
+        mqtt_usual.take_usual, version, announced, pieces
+    )
 
 
 @given(stream=st.lists(publishes(), max_size=8).map(b"".join), announced=st.sampled_from(ANNOUNCED), data=st.data())

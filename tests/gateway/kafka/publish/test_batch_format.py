@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.kafka.publish.batch_format import CODECS, HEADER, Records
-from gateway.kafka.publish.record_buffer import varint
 from mapping.record import Record
+from tests.reference.record_buffer import varint
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 values = st.none() | st.sampled_from([b"", b"v", b"x" * 63, b"x" * 64, b"x" * 200, b"x" * 8192, b"x" * 20_000])

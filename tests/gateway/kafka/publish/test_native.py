@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -13,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.kafka.publish import batch_format, murmur2, record_buffer
-from gateway.kafka.publish.murmur2 import Accepted
+from gateway.kafka.publish import _native as native
+from gateway.kafka.publish.partitioner import Accepted
 from mapping.record import Record
+from tests.reference import partitions as partitions_in_python
+from tests.reference import record_buffer
 
-native = pytest.importorskip("gateway.kafka.publish._native", exc_type=ImportError)
 RecordBuffer, partition_of, by_partition = native.RecordBuffer, native.partition_of, native.by_partition
 
 
@@ -135,7 +134,7 @@ def test_records_are_sorted_as_the_reference_sorts_them(
     run: list[Record], start: int, tokens: int, accepted: Accepted
 ) -> None:
     arguments = (run, list(range(tokens)), start % len(run), accepted)
-    assert by_partition(*arguments) == murmur2.by_partition(*arguments)
+    assert by_partition(*arguments) == partitions_in_python.by_partition(*arguments)
 
 
 def test_bytes_with_a_memoryview_are_not_resized() -> None:
@@ -208,7 +207,7 @@ def test_a_buffer_is_made_around_a_bytearray(arguments: tuple[Any, ...]) -> None
 
 @given(key=st.binary(max_size=40), partitions=st.integers(1, 2**31 - 1))
 def test_a_key_has_the_partition_that_the_reference_finds(key: bytes, partitions: int) -> None:
-    assert partition_of(key, partitions) == murmur2.partition_of(key, partitions)
+    assert partition_of(key, partitions) == partitions_in_python.partition_of(key, partitions)
 
 
 WRONG_KEYS: list[tuple[Any, ...]] = [(KEY,), (KEY, 1, 2), ("k", 1), (None, 1), (KEY, "1"), (KEY, 2**80)]
@@ -264,24 +263,3 @@ def test_no_reference_is_leaked() -> None:
     after = sys.getallocatedblocks()
     assert [sys.getrefcount(one) for one in given] == before
     assert after - blocks < times // 5
-
-
-@pytest.mark.parametrize(("switch", "module"), [("0", "record_buffer"), ("no", "record_buffer"), ("1", "_native")])
-def test_the_switch(switch: str, module: str) -> None:
-    program = (
-        "from gateway import native; from gateway.kafka.publish.batch_format import RecordBuffer;"
-        "print(RecordBuffer.__module__, native.statistics().in_use, native.why_not())"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "TRIVIUM_NATIVE": switch},
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
-    expected = ["1"] if module == "_native" else ["0", f"TRIVIUM_NATIVE={switch}"]
-    assert told == [f"gateway.kafka.publish.{module}", *expected]
-
-
-def test_the_tests_run_with_the_extensions() -> None:
-    assert batch_format.RecordBuffer is RecordBuffer

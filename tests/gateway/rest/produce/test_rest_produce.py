@@ -157,6 +157,7 @@ async def test_async_is_answered_without_waiting(http: aiohttp.ClientSession, ne
         (b'{"records":[{"foo":1}]}', 400),
         (b'{"records":[{"value":1,"partition":-1}]}', 422),
         (b'{"records":[{"value":1,"timestamp":-1}]}', 422),
+        (b'{"records":[{"value":1,"timestamp":1767225600000000000}]}', 422),
         (b"not json", 400),
         (b"", 400),
     ],

@@ -1,29 +1,16 @@
-"""Choose the partition of a key as the Java client does, so that all producers of a topic agree.
-
-The hash is murmur2 as in `org.apache.kafka.common.utils.Utils.murmur2`; tests/vectors/murmur2.json has the Java
-client's results. `gateway.kafka.publish.partitioner` prefers `_native.c`, which does the same.
-"""
+"""The partition of a key in Python, as `gateway/kafka/publish/_native.c` chooses it."""
 
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from gateway.kafka.publish.partitioner import Accepted
 from mapping.record import Record
 
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
-
-
-class Accepted(NamedTuple):
-    """What a topic accepts in a run of records."""
-
-    partitions: int  # the number of its partitions
-    keyless: int  # the partition of records without a key; -1 if it is not chosen yet
-    oldest: int  # the earliest timestamp, in milliseconds
-    latest: int
-    headers: int  # the most headers of a record
 
 
 def murmur2(data: bytes) -> int:

@@ -1,8 +1,4 @@
-"""Encode records one after the other, as in a Kafka batch (message format 2).
-
-This is the reference implementation, used when the C extension is not built. `gateway.kafka.publish.batch_format`
-prefers `_native.c`, which does the same some twenty times as fast (ADR 0088).
-"""
+"""Records of a Kafka batch (message format 2) in Python, as `gateway/kafka/publish/_native.c` encodes them."""
 
 from __future__ import annotations
 

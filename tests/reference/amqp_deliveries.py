@@ -1,8 +1,4 @@
-"""The work per delivery with proton: receive, accept, send.
-
-This is the reference, and it runs where no C extension was built: `_native.c` has the same functions, and reads whole
-runs of deliveries in one call. Deliveries and links are identified by their addresses.
-"""
+"""The work per delivery with proton in Python: receive, accept, send, as `protocols/amqp/_native.c` does it."""
 
 from __future__ import annotations
 
