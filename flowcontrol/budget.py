@@ -1,6 +1,6 @@
 """Budgets of unsettled bytes and records: counted exactly, and shared fairly between senders.
 
-**No sender may have more in flight than is free.** That is max-min fair without a list of demands (ADR 0044): n greedy
+**No sender may have more in flight than is free.** That is max-min fair without a list of demands (ADR 0047): n greedy
 senders end up with equal shares of 1 / (n + 1), the same amount stays free for newcomers, and senders that need less
 get what they need. It takes one comparison. Free space is counted up to seven eighths of the limit; the rest is a
 reserve for senders that have nothing in flight.

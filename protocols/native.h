@@ -1,4 +1,4 @@
-/* What the extensions of the project have in common (ADR 0057): a module, what it takes from Python modules, fields. */
+/* What the extensions of the project have in common (ADR 0088): a module, what it takes from Python modules, fields. */
 #ifndef TRIVIUM_NATIVE_H
 #define TRIVIUM_NATIVE_H
 

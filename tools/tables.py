@@ -74,7 +74,11 @@ MODELS: Final = ROOT / "docs" / "spec"
 SPARK: Final = ROOT / "docs" / "spark.md"
 BEGIN: Final = "<!-- {}: written by `make tables` -->\n"
 END: Final = "<!-- end of {} -->\n"
-TITLE: Final = re.compile(r"# (\d{4}): ([^\n]+)\n\nDate: \d{4}-\d{2}-\d{2}\. Status: (.+?)\.\n\n", re.DOTALL)
+TITLE: Final = re.compile(r"# (\d{4}): ([^\n]+)\n\nDate: \d{4}-\d{2}-\d{2}\. Theme: (\w+)\.\n\n")
+MOVED: Final = re.compile(r"# (\d{4}) is now part of \[(\d{4})\]\(\2-[a-z0-9-]+\.md\)\n\Z")
+THEMES: Final = (
+    "Structure", "Kafka", "Groups", "MQTT", "AMQP", "HTTP", "Mapping", "Limits", "Security", "Operation", "Spark"
+)  # fmt: skip
 
 
 SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
@@ -152,17 +156,22 @@ def replace(page: str, name: str, table: str) -> str:
 
 
 def decisions() -> str:
-    """Return the table of ADRs; raises ValueError if one lacks date or status, or its number is not its file's."""
-    rows = []
+    """Return the ADRs by theme, then the numbers that are part of another; raises ValueError for a bad page."""
+    rows: dict[str, list[str]] = {theme: [] for theme in THEMES}
+    moved = []
     for path in sorted(DECISIONS.glob("[0-9]*.md")):
-        number = path.name[:4]
+        number, text = path.name[:4], path.read_text(encoding="utf-8")
         if number == "0000":
             continue  # the template
-        found = TITLE.match(path.read_text(encoding="utf-8"))
-        if found is None or found[1] != number:
-            raise ValueError(f"{path.name}: expected '# {number}: ...' and 'Date: YYYY-MM-DD. Status: ....'")
-        rows.append(f"| [{number}]({path.name}) | {found[2]} | {' '.join(found[3].split())} |\n")
-    return "".join(["| | decision | status |\n|---|---|---|\n", *rows])
+        if (line := MOVED.match(text)) is not None and line[1] == number:
+            moved.append(f"{number} in {line[2]}")
+        elif (found := TITLE.match(text)) is not None and found[1] == number and found[3] in rows:
+            rows[found[3]].append(f"- [{number}]({path.name}) {found[2]}\n")
+        else:
+            themes = ", ".join(THEMES)
+            raise ValueError(f"{path.name}: expected '# {number}: ...' and 'Date: YYYY-MM-DD. Theme: ONE OF {themes}.'")
+    lists = [f"## {theme}\n\n{''.join(lines)}\n" for theme, lines in rows.items()]
+    return "".join([*lists, f"Now part of another page: {', '.join(moved)}.\n"])
 
 
 def settings(section: str) -> str:

@@ -179,7 +179,7 @@ Stall ==
     /\ broker' = "stalled"
     /\ UNCHANGED <<clients, links, budget, queue, batch, appended, late, log, history>>
 
-\* The batch is resent. Kafka recognises it by its sequence number, but not from another producer (ADR 0005).
+\* The batch is resent. Kafka recognises it by its sequence number, but not from another producer (ADR 0087).
 LoseAnswer ==
     /\ batch # <<>>
     /\ appended

@@ -1,7 +1,7 @@
 ---------------------------- MODULE SessionTakeover ----------------------------
 (* One persistent MQTT session, several gateways on one Kafka, and QoS 2         *)
 (* messages that must be in the log exactly once, wherever the client connects   *)
-(* and whichever gateway dies (ADR 0016, 0018, 0043, 0074).                      *)
+(* and whichever gateway dies (ADR 0074, 0100).                                  *)
 (*                                                                               *)
 (* Gateways write records into one partition of the session table and read it    *)
 (* in order, each at its own pace. A gateway that does not own the session       *)

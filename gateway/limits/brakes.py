@@ -1,8 +1,8 @@
 """Rate limits at run time: counts what a client sends and receives, and makes clients in debt wait in turn.
 
-Messages that were sent or read cannot be undone: they are charged, and a client in debt waits (ADR 0051). Waiters at
+Messages that were sent or read cannot be undone: they are charged, and a client in debt waits (ADR 0095). Waiters at
 the same limit continue in the order of their arrival, as many as the limit covers; a waiter that is in debt again
-queues behind the others. No waiter has its own timer (ADR 0078).
+queues behind the others. No waiter has its own timer (ADR 0095).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from gateway.observe.spark_jobs import SparkJob, SparkJobs
 
 PAGES: Final = Path(__file__).with_name("pages")
 PERIOD_S: Final = 1.0  # between two events
-REST: Final = 20  # pause at least this multiple of an event's CPU time, so consoles cost at most a twentieth of the CPU
+REST: Final = 20  # pause at least this multiple of an event's CPU time, so a view costs at most a twentieth of the CPU
 MOST: Final = 16  # concurrent consoles
 EPISODES: Final = 200  # past pauses in an event
 STALL_S: Final = 30.0  # a browser that reads nothing for this long is disconnected

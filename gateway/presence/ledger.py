@@ -59,7 +59,7 @@ class Present(msgspec.Struct, frozen=True):
     since: int  # epoch milliseconds
     session: SessionKept = SessionKept()
     # closes the connection if the key's client connects elsewhere; None: a key may have several connections, or
-    # session records decide (ADR 0043)
+    # session records decide (ADR 0074)
     on_takeover: Callable[[], None] | None = None
 
 

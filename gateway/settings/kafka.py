@@ -94,7 +94,7 @@ class KafkaConfig(Section):
     """refuse to write to topics whose acknowledged records may be on one broker only, including the gateway's own
     topics: each topic needs at least two replicas and `min.insync.replicas=2`. `false`: only a warning, if there are
     several brokers. See [replication](#replication)"""
-    # A topic costs the cluster memory and descriptors permanently, so clients can create only so many (ADR 0035).
+    # A topic costs the cluster memory and descriptors permanently, so clients can create only so many (ADR 0109).
     max_topics: Annotated[int, Field(ge=1)] = 5000
     """clients can create topics while the cluster has fewer than this many, whoever created them. A topic costs the
     cluster memory and open files permanently. Kafka's own count decides, so it survives restarts; a subscription to `#`

@@ -1,7 +1,7 @@
 """Maps bodies of HTTP produce requests to Kafka records, in the three embedded formats. Pure.
 
 `Target` maps any record. A body in which all records have only a key and a value, as in nearly all, is decoded by
-msgspec to what is stored (ADR 0086).
+msgspec to what is stored (ADR 0088).
 
 A key that is a JSON string is stored as its bare text, so that `kitchen/temp` is the same key over MQTT, AMQP and HTTP.
 A stored key is shown as JSON if it is an object, an array or a quoted string; any other key is shown as text.

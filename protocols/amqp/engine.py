@@ -1,7 +1,7 @@
 """qpid-proton as a sans-io engine: bytes in and out, transfers, dispositions and flow.
 
 Connections, sessions and links open and close rarely; `endpoints` handles that. The work per delivery is here and in
-`deliveries`, which also exists in C (ADR 0065): it processes usual transfers and outcomes in runs, this module all
+`deliveries`, which also exists in C (ADR 0088): it processes usual transfers and outcomes in runs, this module all
 others. None of proton's Python objects is ever built for a delivery. Only `endpoints`, `transacting`, `deliveries`,
 `native` and this module use proton.
 

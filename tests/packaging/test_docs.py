@@ -93,8 +93,20 @@ def members() -> set[str]:
     return {f"{name}.{member}" for name in bodies for member in every(name)}
 
 
+def architecture() -> str:
+    """Return the map and the README of each room, without code blocks."""
+    rooms = [path for path in documents() if path.name == "README.md" and relative(path).split("/")[0] in PACKAGES]
+    assert len(rooms) > 5
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "ARCHITECTURE.md", *rooms)]
+    return FENCE.sub("", "\n".join(pages))
+
+
+def test_the_architecture_is_a_map():
+    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split()) <= 2500
+
+
 def test_the_architecture_names_real_members_and_files():
-    text = FENCE.sub("", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    text = architecture()
     spans = re.findall(r"`([^`]+)`", text)
     named = {found for span in spans for found in re.findall(r"\b([A-Z]\w+\.[a-z_]\w+)\b", span)}
     assert len(named) > 40
@@ -108,7 +120,7 @@ def test_the_architecture_uses_the_words_of_the_code():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     sources = [ROOT / name for name in listed if name.endswith((".py", ".toml", ".yaml", "Makefile"))]
     code = {word for path in sources if path.is_file() for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
-    text = FENCE.sub("", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    text = architecture()
     words = {word for span in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[A-Za-z_]\w{2,}", span)}
     assert len(words) > 200
     assert sorted(words - code) == []
@@ -131,7 +143,7 @@ def definitions() -> dict[str, set[str]]:
 
 
 def test_the_architecture_names_real_definitions():
-    text = FENCE.sub("", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    text = architecture()
     spans = re.findall(r"`([^`]+)`", text)
     named = {found for span in spans for found in re.findall(r"(?<![\w./])((?:[a-z_]\w*\.)+)([A-Z]\w+)", span)}
     named |= {(path.replace("/", "."), name) for span in spans for path, name in FILE_AND_NAME.findall(span)}
@@ -224,6 +236,26 @@ def test_a_page_for_maintainers_names_real_files(name: str):
     written = {path for path in named if not re.search(r"[A-Z]{4}", path)}  # ROOM and NAME are placeholders
     assert len(written) > 5
     assert [path for path in sorted(written) if not (ROOT / path.rstrip(".")).exists()] == []
+
+
+def test_each_decision_that_is_named_is_a_page_of_its_own():
+    """A folded decision is one line that names its page; whoever refers to it names that page."""
+    pages = {path.name[:4]: path.read_text(encoding="utf-8") for path in tables.DECISIONS.glob("[0-9]*.md")}
+    moved = {number: found[2] for number, text in pages.items() if (found := tables.MOVED.match(text))}
+    assert moved
+    assert [number for number, target in moved.items() if target in moved or target not in pages] == []
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    wrong = []
+    for name in filter(None, listed.split("\0")):
+        path = ROOT / name
+        if not path.is_file() or (path.parent == tables.DECISIONS and path.name[:4] in moved):
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        lists = re.findall(r"ADRs?\s+(\d{4}(?:(?:,| and)\s+\d{4})*)", text)
+        named = {number for found in lists for number in re.findall(r"\d{4}", found)}
+        named |= set(re.findall(r"\badr/(\d{4})", text))
+        wrong += [f"{name}: {number}" for number in sorted(named) if number not in pages or number in moved]
+    assert wrong == []
 
 
 def tables_of(text: str) -> list[list[str]]:

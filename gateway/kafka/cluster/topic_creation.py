@@ -2,7 +2,7 @@
 
 A created topic stays, and each of its partitions permanently costs the cluster file descriptors and memory. Clients
 create topics just by naming them, so there is a limit per principal and one in total
-(docs/adr/0035-topics-created-by-clients.md). The total is counted from Kafka's metadata, so it survives a restart; the
+(docs/adr/0109-names-with-dots.md). The total is counted from Kafka's metadata, so it survives a restart; the
 counts per principal start at zero with the process.
 """
 

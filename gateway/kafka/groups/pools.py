@@ -3,7 +3,7 @@
 A pool is all members that want the same records: all records of a topic (AMQP links), or those that match one
 subscription filter (the MQTT clients of one shared subscription). A record goes to one member of every subscription
 filter that it matches. Members of the topic's own pool take turns with the members of the first of these filters, and
-get the records that match no filter for themselves (docs/adr/0019-shared-subscriptions.md).
+get the records that match no filter for themselves (docs/adr/0032-consumer-groups.md).
 
 A subscription filter that has lost its last member is kept for a while: clients whose connection broke come back.
 """

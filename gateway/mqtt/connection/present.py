@@ -22,7 +22,7 @@ _BY: Final[dict[int, By]] = {
 def report_online(presence: Presence, client: ClientPort, session: Session, address: str, now: int) -> None:
     """Report a client as online after CONNACK; `now` is in epoch milliseconds.
 
-    If the session has records (ADR 0043), they decide which of two connections keeps it; otherwise the presence topic.
+    If the session has records (ADR 0074), they decide which of two connections keeps it; otherwise the presence topic.
     """
     stored = session.kept or session.will is not None
     presence.online(

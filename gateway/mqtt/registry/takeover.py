@@ -1,6 +1,6 @@
 """Taking sessions over from other gateways: claims, the order of records, and sessions of dead gateways.
 
-The protocol is modelled in docs/spec/SessionTakeover.tla; docs/adr/0043-takeover-names-its-predecessors.md says why.
+The protocol is modelled in docs/spec/SessionTakeover.tla; docs/adr/0074-session-ownership.md says why.
 """
 
 from __future__ import annotations

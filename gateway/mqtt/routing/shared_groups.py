@@ -6,7 +6,7 @@
 
 Each pair of share name and filter is a separate shared subscription: a message goes to one subscriber of each that it
 matches. All filters of one share name use one member of the Kafka group in this process, taking turns with the group's
-AMQP receivers. docs/adr/0019-shared-subscriptions.md has the distribution rules and reasons.
+AMQP receivers. docs/adr/0032-consumer-groups.md has the distribution rules and reasons.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ def test_each_message_is_stored_once_wherever_the_gateway_dies(rng: random.Rando
         assert client.sent == {}, "everything is answered in the end"
         assert client.releasing == set()
         values = sorted(int(record.value or b"") for log in kafka.log.values() for record in log)
-        # Without words for a failure nothing is given up; with them what failed is over, stored or not (ADR 0016).
+        # Without words for a failure nothing is given up; with them what failed is over, stored or not (ADR 0100).
         unclear = kafka.unknown if v5 else set()
         assert client.refused <= unclear
         assert set(range(client.number)) - set(values) <= client.refused
