@@ -10,7 +10,7 @@ from typing import Final
 import aiokafka.codec
 from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import for_code
+from aiokafka.errors import NotLeaderForPartitionError, for_code
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from aiokafka.record.util import calc_crc32c
@@ -122,15 +122,18 @@ async def produce_raw(bootstrap: str, topic: str, raw: bytes, partition: int = 0
     await client.bootstrap()
     async with contextlib.aclosing(_Closing(client)):
         await client.set_topics([topic])
-        leader = None
-        while leader in (None, -1):
+        while True:
             await client.force_metadata_update()
             leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
-        answer = await client.send(leader, ProduceRequest(None, -1, 30_000, [(topic, [(partition, raw)])]))
-        ((_, ((_, error, offset, *_),)),) = answer.topics
-        if error:
-            raise for_code(error)(topic)
-        return int(offset)
+            if leader in (None, -1):
+                continue
+            answer = await client.send(leader, ProduceRequest(None, -1, 30_000, [(topic, [(partition, raw)])]))
+            ((_, ((_, error, offset, *_),)),) = answer.topics
+            if error == NotLeaderForPartitionError.errno:
+                continue  # the topic is new: the broker does not know yet that it leads it
+            if error:
+                raise for_code(error)(topic)
+            return int(offset)
 
 
 class _Closing:
