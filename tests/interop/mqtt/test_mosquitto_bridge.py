@@ -99,7 +99,9 @@ async def test_a_bridges_broker_keeps_retained_messages(
     await far.publish(f"{branch}/first", b"1", retain=True)
     assert (await near.message()).topic == "loc/first", "the bridge has subscribed"
     await far.publish(f"{branch}/second", b"2", retain=True)
-    assert (await near.message()).topic == "loc/second"
+    while (message := await near.message()).topic == "loc/first":
+        pass  # once more, as retained: the bridge subscribed while it was published
+    assert message.topic == "loc/second"
     later = await connected(address)
     await later.subscribe("loc/second")
     message = await later.message()
