@@ -97,7 +97,8 @@ async def test_a_stop_is_heard_while_a_slice_is_read_and_the_next_run_goes_on(
     for number in range(3_000):
         await producer.send(source, b"%d" % number)
     await producer.flush()
-    process = await started(tmp_path / "job.toml", REPLAY, SOURCE=source, TARGET=target, BOOTSTRAP=proxy.bootstrap)
+    text = REPLAY.replace("run = { ", "run = { rate = 500, ")
+    process = await started(tmp_path / "job.toml", text, SOURCE=source, TARGET=target, BOOTSTRAP=proxy.bootstrap)
     assert process.stdout is not None
     await process.stdout.readline()  # the first transaction
     await asyncio.wait_for(proxy.hold(FETCH).wait(), 60)

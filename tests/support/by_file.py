@@ -9,6 +9,20 @@ from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = ("tests/spark_sinks/", "tests/interop/amqp/", "tests/interop/mqtt/", "tests/gateway/kafka/test_")
 """Folders that one worker runs completely, to start Spark, the foreign clients or a secured broker only once."""
+ALONE = tuple(
+    f"tests/spark_sinks/test_{name}.py"
+    for name in (
+        "bridge_audit",
+        "drivers",
+        "job_files",
+        "replays",
+        "runs",
+        "spark_process",
+        "stopped_replays",
+        "submit",
+    )
+)
+"""Files in such a folder that do without what the others share."""
 LONGEST = (
     "tests/spark_sinks/",
     "tests/faults/",
@@ -28,7 +42,8 @@ class ByFile(LoadScopeScheduling):
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
+        file = nodeid.partition("::")[0]
+        return next((folder for folder in TOGETHER if file.startswith(folder) and file not in ALONE), file)
 
 
 def longest_first(items: list[pytest.Item]) -> None:
