@@ -309,7 +309,8 @@ class App:
         used = {listener.name: listener.settings.tls for listener in self._listeners}
         if not self._config.management.address.is_loopback:
             used["management"] = self._config.security.tls
-        return {name: self._security.certificates.end(tls) for name, tls in used.items() if tls is not None}
+        ends = {name: self._security.certificates.end(tls) for name, tls in used.items() if tls is not None}
+        return {name: end for name, end in ends.items() if end is not None}
 
     async def _connect_kafka(self, process: Process) -> KafkaConfig:
         """Return the effective Kafka settings; starts the embedded broker if no servers are configured."""
@@ -408,7 +409,7 @@ class App:
         if self._ready_file is None:
             return
         facts: dict[str, Any] = {listener.name: listener.bound for listener in self._listeners}
-        facts["management"] = self._management.url.rpartition("/")[2]
+        facts["management"] = self._management.address
         facts["kafka"] = (
             self._broker.bootstrap_servers if self._broker is not None else self._config.kafka.bootstrap_servers
         )

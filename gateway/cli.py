@@ -128,12 +128,11 @@ def config_check(
     errors = ""
     try:
         settings = load(config)
-        try:
-            check(settings)
-        except StartError as error:
-            errors = without_secrets(str(error), settings)
+        check(settings)
     except ConfigError as error:
         errors = str(error)
+    except StartError as error:
+        errors = without_secrets(str(error), settings)
     if as_json:
         typer.echo(json.dumps({"valid": not errors, "errors": errors.splitlines()}))
         if errors:

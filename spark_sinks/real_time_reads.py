@@ -70,6 +70,10 @@ class _Heard:
                 if task.id in self._index:
                     self._rows[task.id] = {one.id: int(one.value) for one in task.metrics if one.name == _ROWS}
 
+    def equals(self, _other: Any) -> bool:
+        """Called for another listener, when Java looks for the one to remove."""
+        return False
+
     def __getattr__(self, name: str) -> Callable[[Any], None]:
         """Ignore every other event."""
         if not name.startswith("on"):

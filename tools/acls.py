@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.kafka.cluster.rights import ACL_PLACES, NEEDS, Operation, Place, Resource
+from gateway.kafka.cluster.rights import ACL_PLACES, Operation, Place, Resource, needed
 from gateway.kafka.driver.acl_requests import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Acl, all_acls, read_acls
 from gateway.kafka.driver.admin_client import AdminClient
 from gateway.kafka.driver.wire import EncodedRequest
@@ -87,7 +87,8 @@ def right(resource: Resource, operation: Operation, user: str, places: Mapping[R
 async def allow_gateway(bootstrap: str, user: str, places: Mapping[Resource, Place] = ACL_PLACES) -> None:
     """Grant only the rights in `NEEDS`, over a listener whose clients are administrators."""
     async with Acls(bootstrap) as acls:
-        await acls.create(*(right(need.resource, one, user, places) for need in NEEDS for one in need.operations))
+        rights = [right(resource, one, user, places) for resource, allowed in needed().items() for one in allowed]
+        await acls.create(*rights)
 
 
 def _none(found: Iterator[bool]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import yaml
 
 from gateway.config import MEBIBYTE, Config
-from gateway.kafka.cluster.rights import ACL_PLACES, NEEDS, Operation, Place, Resource
+from gateway.kafka.cluster.rights import ACL_PLACES, Place, needed
 from gateway.kafka.cluster.topic_info import InternalTopic
 from gateway.kafka.state import table_configs
 from gateway.mqtt.connection.refused_again import refused_topic
@@ -39,17 +39,13 @@ TOPICS_HEADER: Final = """\
 
 def user() -> dict[str, Any]:
     """Return the gateway's Kafka user with all rights that it needs."""
-    allowed: dict[Resource, list[Operation]] = {resource: [] for resource in ACL_PLACES}
-    for need in NEEDS:
-        allowed[need.resource] += need.operations
     acls = [
         {
             "resource": resource_of(ACL_PLACES[resource]),
             "operations": [str(operation) for operation in operations],
             "host": "*",
         }
-        for resource, operations in allowed.items()
-        if operations
+        for resource, operations in needed().items()
     ]
     return {
         "apiVersion": API,

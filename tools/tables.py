@@ -26,7 +26,7 @@ from gateway.config import Config
 from gateway.drain import DrainStatistics
 from gateway.embedded.open_files import Statistics as OpenFiles
 from gateway.failures import FailureStatistics
-from gateway.kafka.cluster.rights import ACL_PLACES, NEEDS, Operation, Resource
+from gateway.kafka.cluster.rights import ACL_PLACES, needed
 from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
 from gateway.kafka.cluster.topic_safety import Statistics as TopicSafety
 from gateway.kafka.driver.login import Statistics as LoginStatistics
@@ -265,11 +265,8 @@ def metrics() -> str:
 
 def acl_commands() -> str:
     """Return the commands that grant the gateway its rights."""
-    allowed: dict[Resource, dict[Operation, None]] = {}
-    for need in NEEDS:
-        allowed.setdefault(need.resource, {}).update(dict.fromkeys(need.operations))
     lines = []
-    for resource, operations in allowed.items():
+    for resource, operations in needed().items():
         kind, name, prefixed = ACL_PLACES[resource]
         where = f"--{kind}" if kind == "cluster" else f"--{kind} '{name}'"
         pattern = " --resource-pattern-type prefixed" if prefixed else ""

@@ -177,9 +177,14 @@ class Management:
         return self._bound[1]
 
     @property
+    def address(self) -> str:
+        """The configured host with the bound port, as `HOST:PORT`."""
+        return throttle.peer_of((self._host, self.port))
+
+    @property
     def url(self) -> str:
-        """The URL with the configured host and the bound port."""
-        return f"{'https' if self._ssl_context is not None else 'http'}://{throttle.peer_of((self._host, self.port))}"
+        """The URL of this address."""
+        return f"{'https' if self._ssl_context is not None else 'http'}://{self.address}"
 
     async def stop(self) -> None:
         """Close the listener and its connections."""

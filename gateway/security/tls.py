@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,13 @@ log = structlog.get_logger(__name__)
 MINIMUM_VERSION: Final = ssl.TLSVersion.TLSv1_2
 
 
+@dataclass(slots=True)
+class _Made:
+    context: ssl.SSLContext
+    key: str  # for errors
+    end: float | None
+
+
 class Certificates:
     """The TLS contexts of all listeners; listeners with the same files share a context.
 
@@ -25,8 +33,7 @@ class Certificates:
     """
 
     def __init__(self) -> None:
-        self._made: dict[TlsConfig, tuple[ssl.SSLContext, str]] = {}  # with the key for errors
-        self._ends: dict[TlsConfig, float] = {}
+        self._made: dict[TlsConfig, _Made] = {}
 
     def context(self, config: TlsConfig | None, key: str = "security.tls_") -> ssl.SSLContext | None:
         """Return the context for a listener; None means no TLS.
@@ -36,13 +43,12 @@ class Certificates:
         if config is None:
             return None
         if config not in self._made:
-            self._made[config] = _loaded(config, key), key
-            self._ends[config] = _end(config)
-        return self._made[config][0]
+            self._made[config] = _Made(_loaded(config, key), key, _end(config))
+        return self._made[config].context
 
-    def end(self, config: TlsConfig) -> float:
-        """Return when the first certificate of a loaded chain ends, in seconds since the epoch."""
-        return self._ends[config]
+    def end(self, config: TlsConfig) -> float | None:
+        """Return when the first certificate of a loaded chain ends, in seconds since the epoch; None if it is odd."""
+        return self._made[config].end
 
     def reload(self) -> None:
         """Reload all files into the same contexts. New connections use them; open ones keep their certificate.
@@ -51,19 +57,22 @@ class Certificates:
         leaves the old one in use. A client CA that was removed from the file stays trusted until a restart (OpenSSL's
         store can only grow).
         """
-        for config, (context, key) in self._made.items():
+        for config, made in self._made.items():
             try:
-                _loaded(config, key)
-                _load(context, config, key)
+                _loaded(config, made.key)
+                _load(made.context, config, made.key)
             except ConfigError as error:
                 log.error("certificates not reloaded, the old ones stay in use", error=str(error))
             else:
-                self._ends[config] = _end(config)
+                made.end = _end(config)
                 log.info("certificates reloaded", file=str(config.cert))
 
 
-def _end(config: TlsConfig) -> float:
-    chain = x509.load_pem_x509_certificates(config.cert.read_bytes())
+def _end(config: TlsConfig) -> float | None:
+    try:
+        chain = x509.load_pem_x509_certificates(config.cert.read_bytes())
+    except (OSError, ValueError):  # OpenSSL has accepted it, and is less strict
+        return None
     return min(one.not_valid_after_utc.timestamp() for one in chain)
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-Stamp = tuple[int, int, int] | None
-"""Of a file: inode, time of the last change (ns) and size; None if it cannot be read."""
+from gateway.files import stamp
 
 
 def files_in(config: Any) -> Iterator[Path]:
@@ -32,19 +31,11 @@ async def watch_files(parts: Sequence[BaseModel], period_s: float, changed: Call
     any more for a period.
     """
     paths = sorted({path for part in parts for path in files_in(part)})
-    known = seen = [_stamp(path) for path in paths]
+    known = seen = [stamp(path) for path in paths]
     while paths:
         await asyncio.sleep(period_s)
-        now = [_stamp(path) for path in paths]
+        now = [stamp(path) for path in paths]
         if now == seen != known:
             known = now
             changed()
         seen = now
-
-
-def _stamp(path: Path) -> Stamp:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

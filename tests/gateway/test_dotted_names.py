@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from proton.utils import BlockingConnection, LinkDetached
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from protocols.mqtt.packets import Puback, Publish, Subscription
-from tests.support.amqp import TIMEOUT
+from tests.support.amqp import TIMEOUT, as_client_of
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 
@@ -38,15 +37,7 @@ async def by_amqp(gateway: GatewayProcess, work: Callable[[BlockingConnection], 
     login: dict[str, Any] = {}
     if user is not None:
         login = {"user": user, "password": "secret", "allowed_mechs": "PLAIN", "allow_insecure_mechs": True}
-
-    def run() -> T:
-        connection = BlockingConnection(f"amqp://{gateway.addresses['amqp']}", timeout=TIMEOUT, **login)
-        try:
-            return work(connection)
-        finally:
-            connection.close()
-
-    return await asyncio.to_thread(run)
+    return await as_client_of(gateway.addresses["amqp"], work, **login)
 
 
 async def send_by_amqp(gateway: GatewayProcess, address: str, body: str, user: str | None = None) -> str:

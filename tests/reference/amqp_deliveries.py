@@ -1,4 +1,4 @@
-"""The work per delivery with proton in Python: receive, accept, send, as `protocols/amqp/_native.c` does it."""
+"""The work per delivery with proton in Python: receive, accept, send; see `protocols/amqp/_native.pyi`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,11 @@ def take_usual(
     _transactional: bool,
     _events: list[Any],  # new events are appended to it
 ) -> int:
-    """Process usual deliveries from the front of proton's event queue, and stop at the first other event.
-
-    Usual are complete messages of one transfer within credit and limits, and `accepted` outcomes of sent deliveries.
-    The C version processes these with the same result as the engine; this version leaves every event to the engine.
-
-    Returns:
-        The type of the first event that is left for the engine, or 0 when there is none.
-    """
     event = lib.pn_collector_peek(native.EVENTS)
     return int(lib.pn_event_type(event)) if event else 0
 
 
 def accept(deliveries: Sequence[int | None]) -> None:
-    """Settle received deliveries as accepted; None stands for one that the peer sent settled."""
     for address in deliveries:
         if address is not None:
             delivery = native.delivery_at(address)
@@ -44,7 +35,6 @@ def send(
     tokens: Sequence[Any] | None,  # one for each message; None sends them settled
     sent: dict[int, tuple[Any, Any, int]],  # the engine's unsettled deliveries; the new ones are added
 ) -> int:
-    """Send messages on a link that has credit for them, and return their size in bytes."""
     for place, data in enumerate(messages):
         tag = ((number + place) & 0xFFFFFFFF).to_bytes(4)
         delivery = lib.pn_delivery(link.handle, {"size": len(tag), "start": ffi.from_buffer(tag)})  # it copies the tag

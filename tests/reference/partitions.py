@@ -31,7 +31,7 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition that the Java client's default partitioner chooses for `key`."""
+    """See `gateway/kafka/publish/_native.pyi`."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
@@ -42,14 +42,7 @@ def by_partition(
     accepted: Accepted,
     /,
 ) -> tuple[int, dict[int, tuple[list[Record], list[Any]]]]:
-    """Group records of one topic by partition, from `start` on, keeping their order.
-
-    It stops before a record of another topic, with its own partition, a timestamp that the topic refuses or too many
-    headers, or whose partition is not chosen.
-
-    Returns:
-        The index where it stopped, and by partition the records and tokens.
-    """
+    """See `gateway/kafka/publish/_native.pyi`."""
     parts: dict[int, tuple[list[Record], list[Any]]] = {}
     topic = records[start].topic
     for record, token in zip(records[start:], tokens[start:], strict=False):

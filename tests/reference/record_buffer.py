@@ -27,18 +27,11 @@ def _sized(content: bytes | None) -> tuple[bytes, bytes]:
 
 
 class RecordBuffer:
-    """Appends records to a bytearray.
-
-    Attributes:
-        count: records written.
-        first: timestamp of the first record; the others are encoded as differences from it.
-        last: the latest timestamp.
-    """
+    """See `gateway/kafka/publish/_native.pyi`."""
 
     __slots__ = ("_limit", "_out", "count", "first", "last")
 
     def __init__(self, out: bytearray, limit: int) -> None:
-        """`limit` is the largest size of `out` in bytes, but the first record always fits. Only we may resize `out`."""
         self._out = out
         self._limit = limit
         self.count = 0
@@ -46,16 +39,6 @@ class RecordBuffer:
         self.last = 0
 
     def append(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Headers, /) -> int:
-        """Write a record.
-
-        Returns:
-            Its size in bytes, or 0 when it does not fit and was not written.
-
-        Raises:
-            OverflowError: the timestamp (milliseconds), or its difference from the first one, does not fit in 64 bits,
-                or the record's length in 32.
-            UnicodeEncodeError: a header's name cannot be encoded as UTF-8.
-        """
         first = self.first if self.count else timestamp
         distance = timestamp - first
         if not (-LARGEST_TIMESTAMP <= timestamp <= LARGEST_TIMESTAMP and -(2**63) <= distance <= LARGEST_TIMESTAMP):
@@ -77,14 +60,6 @@ class RecordBuffer:
         return size
 
     def append_records(self, timestamp: int, records: list[Record], start: int, most: int, /) -> tuple[int, int]:
-        """Write the records from `start` on, as `append` does; `timestamp` is for those without one of their own.
-
-        It stops when `most` bytes are reached (the last record may exceed them), or before a record that does not fit
-        or cannot be written; `append` returns or raises the reason.
-
-        Returns:
-            How many were written, and their size in bytes.
-        """
         count = size = 0
         rest = itertools.islice(records, start, None)
         with contextlib.suppress(OverflowError, UnicodeEncodeError, TypeError, BufferError, MemoryError):

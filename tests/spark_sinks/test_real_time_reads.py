@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from pyspark.sql import SparkSession
 
 from spark_sinks.figures import Figures, figures
 from spark_sinks.progress import offsets_sum
+from spark_sinks.real_time_reads import RealTimeReads
 from spark_sinks.triggers import REAL_TIME
 from tests.support.waiting import wait_until
 
@@ -90,3 +92,11 @@ async def test_no_record_is_counted_twice_over_checkpoints(
     assert offsets_sum({topic: dict(parts) for topic, parts in position.items()}) == sent
     await job.stop()
     assert told(job).rows == sent
+
+
+def test_several_jobs_of_a_session_may_listen(spark: SparkSession) -> None:
+    first, second = RealTimeReads(spark), RealTimeReads(spark)
+    first.begin()
+    second.begin()
+    second.end()
+    first.end()

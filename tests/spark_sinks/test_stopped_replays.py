@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ from aiokafka import AIOKafkaProducer
 
 from gateway.embedded.java import find_java
 from tests.support.altering_proxy import FETCH, AlteringProxy
+from tests.support.job_processes import start_job
 from tests.support.topics import read_committed
 from tests.support.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
 AT_ONCE_S = 5.0
 LIST_OFFSETS, METADATA, INIT_PRODUCER_ID = 2, 3, 22
 REPLAY = """
@@ -55,10 +54,7 @@ async def started(job: Path, text: str, **names: str) -> asyncio.subprocess.Proc
     for name, value in names.items():
         text = text.replace(name, value)
     await asyncio.to_thread(job.write_text, text)
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "spark_sinks", str(job), cwd=ROOT, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    return await start_job(job)
 
 
 async def stops_at_once(process: asyncio.subprocess.Process) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ import pytest
 from mapping.dead_letters import Cause, dead_letter
 from mapping.record import Received
 from tests.support.altering_proxy import AlteringProxy
+from tests.support.job_processes import start_job
 from tests.support.raw_batches import BREAKS, batch, produce_raw
 from tests.support.topics import read_committed
 
-ROOT = Path(__file__).parents[2]
 NAMED = "a name that is not UTF-8"
 KINDS = [NAMED, "wrong checksum", "unknown codec"]
 REPLAY = """
@@ -45,10 +44,7 @@ run = { bootstrap_servers = "BOOTSTRAP" }
 
 async def run(path: Path, *options: str) -> tuple[int | None, str]:
     """Run a job file as a process; return its exit code and what it said."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "spark_sinks", str(path), *options, cwd=ROOT, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    process = await start_job(path, *options)
     async with asyncio.timeout(120):
         _, said = await process.communicate()
     return process.returncode, said.decode()

@@ -21,9 +21,14 @@ T = TypeVar("T")
 
 async def as_client(listener: AmqpServer, work: Callable[[BlockingConnection], T], **options: Any) -> T:
     """Run `work` with a blocking connection in a thread."""
+    return await as_client_of(listener.bound, work, **options)
+
+
+async def as_client_of(address: str, work: Callable[[BlockingConnection], T], **options: Any) -> T:
+    """Run `work` with a blocking connection to `HOST:PORT` in a thread."""
 
     def run() -> T:
-        connection = BlockingConnection(f"amqp://{listener.bound}", timeout=TIMEOUT, **options)
+        connection = BlockingConnection(f"amqp://{address}", timeout=TIMEOUT, **options)
         try:
             return work(connection)
         finally:

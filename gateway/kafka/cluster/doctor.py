@@ -14,8 +14,8 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.admin import ApiVersionRequest
 
 from gateway.config import Config, ConfigError
-from gateway.kafka.cluster.rights import CREATE, DESCRIBE, NEEDS, Operation, Resource, lacking
-from gateway.kafka.cluster.rights_trials import OWN_TOPIC, is_allowed, trials
+from gateway.kafka.cluster.rights import CREATE, DESCRIBE, NEEDS, Resource, lacking
+from gateway.kafka.cluster.rights_trials import OWN_TOPIC, denied
 from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.cluster.topic_safety import ROUND, SAFE_COPIES, describe_topics, topics_to_check, why_unsafe
 from gateway.kafka.contracts import Refused
@@ -187,15 +187,11 @@ async def _rights(
                 if topic.error in {0, DENIED}
             ]
             allowed[Resource.CLUSTER] = [("", answer.operations)]
-    denied: dict[tuple[Resource, str], set[Operation]] = {}
-    for trial in trials(own_topics=not own):
-        denied.setdefault((trial.resource, trial.name), set())
-        if not await is_allowed(trial, queries):
-            denied[trial.resource, trial.name].add(trial.operation)
-    if CREATE in denied.get((Resource.OWN_TOPICS, OWN_TOPIC), ()):
+    tried = await denied(queries, own_topics=not own)
+    if CREATE in tried.get((Resource.OWN_TOPICS, OWN_TOPIC), ()):
         text = f"rights: Create on {Resource.OWN_TOPICS.value} ({OWN_TOPIC}), or on the cluster, is missing"
         found(Finding(False, f"{text}: the gateway is never ready"))
-    for (kind, name), missed in denied.items():
+    for (kind, name), missed in tried.items():
         allowed.setdefault(kind, []).append((name, ~sum(1 << one for one in missed)))
     [(_, on_cluster)] = allowed[Resource.CLUSTER]
     for need in NEEDS:

@@ -91,6 +91,14 @@ NEEDS: Final = (
 """Kafka reports the authorized operations of topics and the cluster; `rights_trials` tries the others."""
 
 
+def needed() -> dict[Resource, list[Operation]]:
+    """Return all operations that the gateway needs on each resource."""
+    found: dict[Resource, list[Operation]] = {}
+    for need in NEEDS:
+        found.setdefault(need.resource, []).extend(need.operations)
+    return found
+
+
 def lacking(need: Need, operations: int) -> tuple[Operation, ...]:
     """Return the operations of a need that are missing in `operations`, Kafka's bit field with a bit for each code."""
     if operations == NOT_REPORTED:

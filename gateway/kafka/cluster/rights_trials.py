@@ -77,9 +77,14 @@ def trials(*, own_topics: bool) -> Iterator[Trial]:
     yield Trial(transactions, TRANSACTION, WRITE, EndTxnRequest(TRANSACTION, 0, 0, False), _of_answer)
 
 
-async def is_allowed(trial: Trial, queries: TopicQueries) -> bool:
-    """Try a right; raises Refused if Kafka does not answer."""
-    return trial.error_of(await queries.request(trial.request)) not in DENIED
+async def denied(queries: TopicQueries, *, own_topics: bool) -> dict[tuple[Resource, str], set[Operation]]:
+    """Try all rights; return the denied operations on each resource and name. Raises Refused if Kafka is silent."""
+    found: dict[tuple[Resource, str], set[Operation]] = {}
+    for trial in trials(own_topics=own_topics):
+        missing = found.setdefault((trial.resource, trial.name), set())
+        if trial.error_of(await queries.request(trial.request)) in DENIED:
+            missing.add(trial.operation)
+    return found
 
 
 def _of_answer(answer: Any) -> int:

@@ -21,6 +21,7 @@ from aiokafka.abc import AbstractTokenProvider
 from cryptography import x509
 
 from gateway.failures import Repeats
+from gateway.files import stamp
 from gateway.kafka.driver.tokens import LoginError, Token, read_secret, token_source
 from gateway.settings.kafka import KafkaConfig
 from gateway.settings.values import ConfigError
@@ -142,7 +143,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
     def _file_stamps(self) -> tuple[object, ...]:
         """Return values that change when one of the files does."""
         files = (self.config.ssl_cafile, self.config.ssl_certfile, self.config.ssl_keyfile)
-        return tuple(_stamp(path) for path in files)
+        return tuple(stamp(path) for path in files if path is not None)
 
     def _reload_tls(self) -> None:
         try:
@@ -245,16 +246,6 @@ class Logins:
 
 logins: Final = Logins()
 """The logins of this process."""
-
-
-def _stamp(path: Path | None) -> object:
-    if path is None:
-        return None
-    try:
-        found = path.stat()
-    except OSError as error:
-        return error.errno
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _expiry_of(path: Path) -> float:

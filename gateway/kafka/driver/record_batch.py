@@ -19,6 +19,7 @@ from aiokafka.record.legacy_records import LegacyRecordBatch
 from aiokafka.record.util import calc_crc32c
 
 from gateway.kafka.driver.decompression import DECODERS
+from gateway.kafka.driver.wire import read_unsigned
 from mapping.record import Header, Received
 
 _HEADER: Final = Struct(">qiibIhiqqqhii")
@@ -29,7 +30,6 @@ _RECORDS_AT: Final = _HEADER.size
 _LAST_DELTA_AT: Final = 23
 _INT32: Final = Struct(">i")
 _INT64: Final = Struct(">q")
-_MORE: Final = 0x80  # another byte of a varint follows
 _LONGEST_VARINT: Final = 10
 _SHORTEST: Final = 26  # a batch of the format 0
 MAGIC: Final = 2
@@ -168,12 +168,8 @@ def _bytes(body: bytes, at: int) -> tuple[bytes | None, int]:
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
     """Decode a signed varint; aiokafka's own function reads whatever memory is behind `body`."""
-    end = at
-    while end < len(body) and body[end] & _MORE:
-        end += 1
-    if end >= len(body) or end - at >= _LONGEST_VARINT:
-        raise CorruptRecordException("a number does not end")
-    value = 0
-    for byte in reversed(body[at : end + 1]):
-        value = value << 7 | (byte & ~_MORE)
-    return (value >> 1) ^ -(value & 1), end + 1
+    try:
+        value, size = read_unsigned(body[at : at + _LONGEST_VARINT], 0)
+    except IndexError:
+        raise CorruptRecordException("a number does not end") from None
+    return (value >> 1) ^ -(value & 1), at + size

@@ -397,7 +397,8 @@ def unsigned(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_unsigned(data: bytes, at: int) -> tuple[int, int]:
+def read_unsigned(data: bytes, at: int) -> tuple[int, int]:
+    """Decode an unsigned varint; return it with the position after it. Raises IndexError where it does not end."""
     value = shift = 0
     while (byte := data[at]) > 0x7F:
         value |= (byte & 0x7F) << shift
@@ -411,7 +412,7 @@ def _read_length(data: bytes, at: int) -> tuple[int, int]:
     byte = data[at]
     if 0 < byte <= 0x7F:  # nearly all
         return byte - 1, at + 1
-    value, at = _read_unsigned(data, at)
+    value, at = read_unsigned(data, at)
     return max(0, value - 1), at
 
 
@@ -421,7 +422,7 @@ def _compact_text(value: str) -> bytes:
 
 
 def _read_compact_text(data: bytes, at: int) -> tuple[str | None, int]:
-    size, at = _read_unsigned(data, at)
+    size, at = read_unsigned(data, at)
     if not size:
         return None, at
     return data[at : at + size - 1].decode(), at + size - 1
@@ -430,9 +431,9 @@ def _read_compact_text(data: bytes, at: int) -> tuple[str | None, int]:
 def _skip_tags(data: bytes, at: int) -> int:
     if not data[at]:
         return at + 1
-    count, at = _read_unsigned(data, at)
+    count, at = read_unsigned(data, at)
     for _ in range(count):
-        _, at = _read_unsigned(data, at)
-        size, at = _read_unsigned(data, at)
+        _, at = read_unsigned(data, at)
+        size, at = read_unsigned(data, at)
         at += size
     return at

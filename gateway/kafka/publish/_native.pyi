@@ -48,9 +48,10 @@ class RecordBuffer:
         """
 
     def append_records(self, timestamp: int, records: list[Record], start: int, most: int, /) -> tuple[int, int]:
-        """Write records from index `start` on, up to one that does not fit or is not usual, or to `most` bytes.
+        """Write the records from `start` on, as `append` does; `timestamp` is for those without one of their own.
 
-        A record without a timestamp gets `timestamp`.
+        It stops when `most` bytes are reached (the last record may exceed them), or before a record that does not fit
+        or cannot be written; `append` returns or raises the reason.
 
         Returns:
             How many were written, and their size in bytes.

@@ -15,10 +15,7 @@ from gateway.statistics import Histogram, counter, gauge, histogram
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX
 
-LATENCY_S: Final = tuple(
-    milliseconds / 1000
-    for milliseconds in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 120_000)
-)
+LATENCY_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class Statistics(msgspec.Struct, frozen=True):
