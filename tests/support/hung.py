@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import pytest
 import pytest_timeout
@@ -35,6 +36,15 @@ class Loop(uvloop.Loop):
     _main: Any = None  # the future of `run_until_complete`
     _interrupted: Any = None  # the one that was cancelled
     _stopped = False
+    _opened_by: WeakKeyDictionary[Any, str]  # transport -> the test that was running
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
+        """Connect, and remember which test did."""
+        transport, protocol = await super().create_connection(*args, **options)
+        if not hasattr(self, "_opened_by"):
+            self._opened_by = WeakKeyDictionary()
+        self._opened_by[transport] = os.environ.get("PYTEST_CURRENT_TEST", "no test")
+        return transport, protocol
 
     def run_until_complete(self, future: Any) -> Any:
         """Run a future.
@@ -78,9 +88,11 @@ class Loop(uvloop.Loop):
         transport and waits forever.
 
         Raises:
-            ResourceWarning: a transport is open although no test has failed; names its addresses and protocol.
+            ResourceWarning: a transport is open although no test has failed; names its addresses, its protocol and the
+                test that opened it.
         """
-        left = list(_connections())
+        opened_by = getattr(self, "_opened_by", {})
+        left = [f"{_ends(one)}, opened by {opened_by.get(one, 'a peer')}" for one in _connections()]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             super().close()
@@ -91,12 +103,14 @@ class Loop(uvloop.Loop):
             print(found, file=sys.stderr)
 
 
-def _connections() -> Iterator[str]:
-    """Describe the TCP connections of all loops that are not closing."""
-    for one in gc.get_objects():
-        if type(one).__name__ == "TCPTransport" and not one.is_closing():
-            ends = one.get_extra_info("sockname"), one.get_extra_info("peername")
-            yield f"from {ends[0]} to {ends[1]}: {one.get_protocol()!r}"
+def _connections() -> list[Any]:
+    """Return the TCP connections of all loops that are not closing."""
+    return [one for one in gc.get_objects() if type(one).__name__ == "TCPTransport" and not one.is_closing()]
+
+
+def _ends(transport: Any) -> str:
+    ours, theirs = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+    return f"from {ours} to {theirs}: {transport.get_protocol()!r}"
 
 
 def set_timer(item: pytest.Item, settings: Any) -> bool | None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
+from aiokafka.client import AIOKafkaClient
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import KafkaError
@@ -176,6 +177,8 @@ async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> No
             await consumer.stop()
     except (TimeoutError, KafkaError, asyncio.CancelledError):
         await _abandon(consumer, min(timeout, 1.0))
+    finally:
+        cut_connections(consumer._client)  # cancelled again, or an error that nobody foresaw
     if consumer._fetcher is not None:
         consumer._fetcher._records.clear()  # the consumer is a reference cycle and would keep its prefetched records
     if task.cancelling() > cancelled:
@@ -201,6 +204,15 @@ async def _abandon(consumer: AIOKafkaConsumer, timeout: float) -> None:
             async with asyncio.timeout(1.0):
                 await consumer._fetcher.close()
     await consumer._client.close()
+
+
+def cut_connections(client: AIOKafkaClient) -> None:
+    """Close a client's connections without waiting, and let it make no more; without effect on a closed client."""
+    if client._sync_task is not None:
+        client._sync_task.cancel()
+        client._sync_task = None
+    for connection in tuple(client._conns.values()):
+        connection.close()
 
 
 async def _leave(consumer: AIOKafkaConsumer) -> None:

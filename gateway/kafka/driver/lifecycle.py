@@ -64,7 +64,7 @@ async def start_client(
     except BaseException:
         given_up = True
         if started:  # in this turn of the event loop, so that `run` did not see `given_up`
-            spawn(close())
+            await close()  # not spawned: at the end of the process, a new task is cancelled before its first step
         raise
     if failed is not None:
         try:

@@ -76,7 +76,7 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_position": "the consumer's position, transaction markers included, without waiting",
     },
     "aiokafka.client.AIOKafkaClient": {
-        "_conns": "a produce request is sent in the same turn if there is a connection",
+        "_conns": "a produce request is sent at once on a connection; closed when `stop` was cancelled twice",
         "_get_conn": "metadata of all topics are requested over a broker's connection",
         "_maybe_wait_metadata": "failed batches are sent again with the leaders of an update in progress",
         "_md_update_fut": "resolved when a client is closed: tasks wait for it",

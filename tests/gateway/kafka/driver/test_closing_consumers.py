@@ -20,13 +20,13 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.kafka_consumer import close_consumer
-from gateway.kafka.driver.lifecycle import OnDemand, start_consumer
+from gateway.kafka.driver.lifecycle import OnDemand, start_client, start_consumer
 from gateway.kafka.groups.member_starts import MemberStarts
 from gateway.kafka.groups.polled_member import MemberSettings, PolledMember
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
-from gateway.spawn import Spawn
+from gateway.spawn import Spawn, Tasks
 
 
 async def started(bootstrap: str) -> AIOKafkaConsumer:
@@ -57,6 +57,52 @@ async def test_a_closing_that_is_cancelled_ends(bootstrap: str) -> None:
         await closing
     assert closing.cancelled()
     await close_consumer(consumer)
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+async def test_a_closing_that_is_cancelled_twice_leaves_no_connection(bootstrap: str, turns: int) -> None:
+    consumer = await started(bootstrap)
+    await consumer.topics()
+    connections = tuple(consumer._client._conns.values())
+    assert connections
+    closing = asyncio.create_task(close_consumer(consumer))
+    for _ in range(2):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await closing
+    left = [connection for connection in connections if connection.connected()]
+    await close_consumer(consumer)
+    assert not left
+
+
+async def test_a_start_that_ends_as_its_caller_is_cancelled_is_closed_although_no_task_starts_any_more() -> None:
+    calls: list[str] = []
+    tasks = Tasks(lambda error: None)
+    starting, is_started = asyncio.Event(), asyncio.Event()
+
+    async def start() -> None:
+        await starting.wait()
+        calls.append("started")
+        is_started.set()
+
+    async def close() -> None:
+        await asyncio.sleep(0)
+        calls.append("closed")
+
+    async def ask() -> None:
+        await start_client(start, close, tasks.spawn)
+
+    asking = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    starting.set()
+    await is_started.wait()
+    asking.cancel()  # `ask` has not gone on yet
+    await tasks.close()
+    await asyncio.wait({asking})
+    assert asking.cancelled()
+    assert calls == ["started", "closed"]
 
 
 async def ask_consumer(bootstrap: str, spawn: Spawn) -> None:
