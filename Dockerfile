@@ -20,6 +20,7 @@ RUN python -m venv /opt/trivium \
         --compile-bytecode --build-constraints requirements/dev.txt requirements/gateway.txt
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY flowcontrol flowcontrol
+COPY telemetry telemetry
 COPY gateway gateway
 COPY mapping mapping
 COPY protocols protocols

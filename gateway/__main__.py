@@ -1,6 +1,6 @@
 """Runs the `trivium` command as `python -m gateway`."""
 
-from gateway.cli import main
+from gateway.process.cli import main
 
 if __name__ == "__main__":
     main()

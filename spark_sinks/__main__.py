@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spark_sinks.job_file import JobFileError, is_job_file, read
+from spark_sinks.run.job_file import JobFileError, is_job_file, read
 from spark_sinks.spec.jobs import JobSpec
 
 
@@ -19,10 +19,10 @@ def main(argv: Sequence[str]) -> int:
             sys.stderr.write(f"{error}\n")
             return 2
         if not isinstance(file.spec, JobSpec):
-            from spark_sinks import python_job  # noqa: PLC0415 - without pyspark
+            from spark_sinks.run import python_job  # noqa: PLC0415 - without pyspark
 
             return python_job.main(file, argv[1:])
-    from spark_sinks import runner  # noqa: PLC0415 - pyspark takes a second
+    from spark_sinks.run import runner  # noqa: PLC0415 - pyspark takes a second
 
     return runner.main(argv)
 

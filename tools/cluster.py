@@ -24,7 +24,7 @@ from gateway.embedded.class_archive import archive_options, archive_path
 from gateway.embedded.jars import cache_directory, console_report, ensure_jars, locked_version
 from gateway.embedded.java import SetupError, find_java
 from gateway.embedded.storage import HOST, BrokerError, Marker, PortTakenError
-from gateway.spawn import Tasks
+from gateway.runtime.spawn import Tasks
 from tools.acls import allow_gateway
 from tools.secured import LISTENERS, USER, Secured
 

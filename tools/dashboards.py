@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from gateway.observe.metrics import Described, describe
+from telemetry.metrics import Described, describe
 from tools import alerts
 from tools.tables import ROOT, SOURCES
 

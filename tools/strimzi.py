@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import yaml
 
-from gateway.config import MEBIBYTE, Config
 from gateway.kafka.cluster.rights import ACL_PLACES, Place, needed
 from gateway.kafka.cluster.topic_info import InternalTopic
 from gateway.kafka.state import table_configs
@@ -19,7 +18,8 @@ from gateway.mqtt.connection.refused_again import refused_topic
 from gateway.mqtt.registry import session_registry
 from gateway.mqtt.routing.retained import RETAINED
 from gateway.rest.produce.idempotency_table import REQUESTS, RETENTION_MARGIN_MS
-from gateway.security import group_names
+from gateway.security.rights import group_names
+from gateway.settings.config import MEBIBYTE, Config
 from tools.tables import ROOT
 
 DEPLOY: Final = ROOT / "deploy" / "strimzi"

@@ -22,15 +22,12 @@ from pydantic import BaseModel
 
 from gateway.amqp.counters import AmqpStatistics
 from gateway.audit.trail import AuditStatistics
-from gateway.config import Config
-from gateway.drain import DrainStatistics
 from gateway.embedded.open_files import Statistics as OpenFiles
-from gateway.failures import FailureStatistics
 from gateway.kafka.cluster.rights import ACL_PLACES, needed
 from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
 from gateway.kafka.cluster.topic_safety import Statistics as TopicSafety
+from gateway.kafka.driver.fetch.unreadable import UnreadableStatistics
 from gateway.kafka.driver.login import Statistics as LoginStatistics
-from gateway.kafka.driver.unreadable import UnreadableStatistics
 from gateway.kafka.groups.statistics import GroupsStatistics
 from gateway.kafka.publish.budgets import BudgetStatistics
 from gateway.kafka.publish.settlement import Statistics as PublisherStatistics
@@ -38,30 +35,33 @@ from gateway.kafka.read.delays import DelayStatistics
 from gateway.kafka.read.watched_topics import LiveStatistics
 from gateway.kafka.state import StateStatistics
 from gateway.limits.limits import LimitStatistics
-from gateway.mqtt.listener import Statistics as MqttStatistics
 from gateway.mqtt.routing.retained import RetainedStatistics
+from gateway.mqtt.server import Statistics as MqttStatistics
 from gateway.mqtt.session import lifecycle, qos2_states
 from gateway.net.descriptors import DescriptorStatistics
+from gateway.net.http.upgrade import Statistics as UpgradeStatistics
 from gateway.net.listener import ListenerStatistics
 from gateway.net.proxied import ProxyStatistics
 from gateway.net.strangers import StrangersStatistics
-from gateway.net.upgrade import Statistics as UpgradeStatistics
 from gateway.observe.collector import CollectorStatistics
 from gateway.observe.lag import LagStatistics
-from gateway.observe.metrics import describe
-from gateway.pauses import PauseStatistics
 from gateway.presence.ledger import PresenceStatistics
 from gateway.rest.listener import RestStatistics
-from gateway.security.acl_source import AclStatistics
-from gateway.security.authentication import AuthenticationStatistics
-from gateway.security.group_names import GroupNamesStatistics
+from gateway.runtime.failures import FailureStatistics
+from gateway.runtime.version import Build
+from gateway.security.login.authentication import AuthenticationStatistics
+from gateway.security.rights.acl_source import AclStatistics
+from gateway.security.rights.group_names import GroupNamesStatistics
 from gateway.security.tenants import TenantsStatistics
+from gateway.settings.config import Config
 from gateway.settings.limits import LimitRule
 from gateway.settings.listeners import ListenerConfig, TlsConfig
-from gateway.version import Build
+from gateway.views.drain import DrainStatistics
+from gateway.views.pauses import PauseStatistics
+from spark_sinks.run.statistics import QueryStatistics
 from spark_sinks.spec import audit, backfill, jobs, parts, replays
 from spark_sinks.spec.values import AGGREGATES
-from spark_sinks.statistics import QueryStatistics
+from telemetry.metrics import describe
 from tools import spark_manifests
 
 ROOT: Final = Path(__file__).parents[1]
@@ -122,7 +122,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     },
     "Spark jobs": {"spark": QueryStatistics},
 }
-"""The metric sources of `gateway.app` and of Spark jobs, by chapter and name; tests compare them with real scrapes."""
+"""The metric sources of a gateway and of Spark jobs, by chapter and name; tests compare them with real scrapes."""
 DECODERS: Final[Mapping[str, tuple[str, str]]] = {
     "none": ("not decoded", "none: only the columns that every record has"),
     "json": ("one object", "fields by path (`at.lat`); a `string` takes any value as its JSON text"),

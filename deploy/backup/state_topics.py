@@ -16,8 +16,8 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
-from gateway.config import load
 from gateway.kafka.driver.client_settings import client_settings
+from gateway.settings.config import load
 
 PREFIX: Final = "__trivium_"
 GATEWAYS: Final = b"gateway/"

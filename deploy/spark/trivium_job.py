@@ -2,6 +2,6 @@
 
 import sys
 
-from spark_sinks.runner import main
+from spark_sinks.run.runner import main
 
 sys.exit(main(sys.argv[1:]))

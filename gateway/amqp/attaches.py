@@ -27,7 +27,7 @@ from gateway.amqp.transactions import CAPABILITIES as COORDINATOR_CAPABILITIES
 from gateway.amqp.transactions import COMMAND_BYTES, Coordinator, Transaction
 from gateway.kafka.contracts import Refused
 from gateway.kafka.read.start_positions import AtOffset, AtOffsets, BeyondEnd, Place
-from gateway.pauses import CONNECTION_BUDGET, SHARE, pauses
+from gateway.views.pauses import CONNECTION_BUDGET, SHARE, pauses
 from mapping.amqp.addresses import AddressError, TargetAddress
 from mapping.outcomes import Outcome
 from mapping.record import Received, is_topic_name

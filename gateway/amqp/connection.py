@@ -21,8 +21,6 @@ from gateway.amqp.present import CLOSED_BY_PEER, CONNECTION_LOST, closed_by_us, 
 from gateway.amqp.services import PRODUCT, Services
 from gateway.amqp.transactions import Coordinator
 from gateway.audit.trail import audit, where_of
-from gateway.clients import CLOSED, CONNECTION_LOG, SUBSCRIPTIONS, ClientView, SubscriptionView
-from gateway.flow import ConnectionFlow, fullest, shown
 from gateway.kafka.contracts import Result
 from gateway.limits.brakes import CreditPause, SendingPause
 from gateway.limits.limits import ClientLimits, LimitExceeded
@@ -30,13 +28,15 @@ from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
 from gateway.presence.ledger import Present
 from gateway.presence.records import AMQP
-from gateway.security.exchange import Continue, Done, Failed
+from gateway.runtime.taps import taps
+from gateway.runtime.turns import in_turns
 from gateway.security.expiry import Expiry
 from gateway.security.fair_queue import Unavailable
+from gateway.security.login.exchange import Continue, Done, Failed
 from gateway.security.tenants import NoTenantError
 from gateway.security.throttle import address_of
-from gateway.taps import taps
-from gateway.turns import in_turns
+from gateway.views.clients import CLOSED, CONNECTION_LOG, SUBSCRIPTIONS, ClientView, SubscriptionView
+from gateway.views.flow import ConnectionFlow, fullest, shown
 from protocols.amqp.connection import Connection
 from protocols.amqp.events import (
     ConnectionOpened,
@@ -213,7 +213,7 @@ class AmqpConnection(AttachingPeer):
 
     @property
     def left(self) -> bool:
-        """See `gateway.drain.Departing`."""
+        """See `gateway.views.drain.Departing`."""
         return not self.alive
 
     def prepare_to_leave(self) -> bool:
@@ -235,11 +235,11 @@ class AmqpConnection(AttachingPeer):
 
     @property
     def load(self) -> int:
-        """See `gateway.flow.Flowing`."""
+        """See `gateway.views.flow.Flowing`."""
         return self.budget.bytes
 
     def flow(self) -> ConnectionFlow | None:
-        """See `gateway.flow.Flowing`."""
+        """See `gateway.views.flow.Flowing`."""
         if not self.container_id:
             return None
         budget, pump = self.budget, self.pump
@@ -263,16 +263,16 @@ class AmqpConnection(AttachingPeer):
 
     @property
     def identifier(self) -> str:
-        """See `gateway.clients.Connected`."""
+        """See `gateway.views.clients.Connected`."""
         return f"amqp/{self.container_id}@{self.pump.peer}" if self.container_id and self.alive else ""
 
     @property
     def socket(self) -> Pump:
-        """See `gateway.clients.Connected`."""
+        """See `gateway.views.clients.Connected`."""
         return self.pump
 
     def view(self, *, whole: bool) -> ClientView:
-        """See `gateway.clients.Connected`."""
+        """See `gateway.views.clients.Connected`."""
         since = self.services.wall_clock() / 1000 - self.pump.age_s
         view = ClientView(
             id=self.identifier,

@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import field
 
-from gateway.statistics import counter, gauge
 from mapping.outcomes import Outcome
+from telemetry.statistics import counter, gauge
 
 
 class Counts(msgspec.Struct):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.security.authentication import Exchange
 from gateway.security.entrance import Entrance
-from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.fair_queue import Busy
 from gateway.security.identity import Identity
+from gateway.security.login.authentication import Exchange
+from gateway.security.login.exchange import Continue, Done, Failed
 from mapping.record import text_of
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 

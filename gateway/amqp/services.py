@@ -14,7 +14,6 @@ from gateway.amqp.links.subscriptions import Subscriptions
 from gateway.amqp.nodes import Nodes
 from gateway.amqp.sources import AddressTypes
 from gateway.amqp.transactions import Coordinators
-from gateway.config import AmqpConfig
 from gateway.kafka.groups.membership import Groups
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Places
@@ -22,9 +21,10 @@ from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.limits.limits import Limits
 from gateway.presence.presence import Presence
-from gateway.security.authorization import AccessList
-from gateway.security.group_names import GroupNames
-from gateway.turns import Share
+from gateway.runtime.turns import Share
+from gateway.security.rights.authorization import AccessList
+from gateway.security.rights.group_names import GroupNames
+from gateway.settings.config import AmqpConfig
 from mapping.tenants import Names
 from protocols.amqp.outcomes import CONNECTION_FORCED, CONNECTION_REDIRECT, Error
 

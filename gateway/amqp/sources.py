@@ -30,7 +30,7 @@ import msgspec
 
 from gateway.amqp.filters import Condition, Filters, both, read_filters
 from gateway.kafka.read.start_positions import Place, Start
-from gateway.security.filters import matches
+from gateway.security.rights.filters import matches
 from gateway.settings.protocols import AddressRule
 from mapping.amqp.addresses import GROUP_LIMIT, AddressError, SourceAddress, is_plain, parse_source
 from mapping.record import Received

@@ -20,11 +20,11 @@ from gateway.amqp.counters import Counts
 from gateway.amqp.links.incoming import IncomingLink, settle_each
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.links.peer import Peer
-from gateway.failures import failures
 from gateway.kafka.contracts import Result
-from gateway.kafka.groups.assignment import AssignedPartition
+from gateway.kafka.groups.delivery.assignment import AssignedPartition
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.transactions.kafka_transaction import TransactionFailed, Transactions
+from gateway.runtime.failures import failures
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.amqp.events import Retired

@@ -11,13 +11,13 @@ from typing import Any, Final
 import structlog
 
 from gateway.audit.trail import Audit
-from gateway.config import ConfigError
-from gateway.failures import Repeats
 from gateway.kafka.cluster.topic_info import InternalTopic
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
-from gateway.spawn import Spawn
+from gateway.runtime.failures import Repeats
+from gateway.runtime.spawn import Spawn
+from gateway.settings.config import ConfigError
 from mapping.outcomes import Outcome
 from mapping.record import Record
 

@@ -22,11 +22,11 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from gateway.recent import Recent
-from gateway.secret import Redactor
+from gateway.runtime.recent import Recent
+from gateway.runtime.secret import Redactor
+from gateway.runtime.texts import cut
 from gateway.security.throttle import host_of
-from gateway.statistics import counter
-from gateway.texts import cut
+from telemetry.statistics import counter
 
 VERSION: Final = 1
 TEXT: Final = 256  # characters of a text from outside

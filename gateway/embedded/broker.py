@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from gateway.config import EmbeddedConfig
 from gateway.embedded import storage
 from gateway.embedded.child import command_line
 from gateway.embedded.class_archive import archive_options, archive_path
@@ -33,6 +32,7 @@ from gateway.embedded.open_files import check_descriptors
 from gateway.embedded.start_progress import StartProgress, read_log
 from gateway.embedded.storage import HOST, BrokerError, Marker, PortTakenError
 from gateway.kafka.driver.probe import broker_answers
+from gateway.settings.config import EmbeddedConfig
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from gateway.embedded.storage import BrokerError
-from gateway.statistics import gauge
+from telemetry.statistics import gauge
 
 SHARE: Final = 0.7
 """Share of the limit that all partitions may use, the new ones included. The rest is for clients, new segments and

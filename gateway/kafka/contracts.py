@@ -72,7 +72,7 @@ class Subscriber(Protocol):
     """Receives the records for one client: an MQTT session, an AMQP link, an HTTP consumer.
 
     A subscriber that knows why it has no capacity also has a method `pause_reason`: it returns the reason and the
-    subject for `gateway.pauses`, or None when the pause is reported elsewhere.
+    subject for `gateway.views.pauses`, or None when the pause is reported elsewhere.
     """
 
     def offer_nowait(self, record: Received, context: Any = None) -> bool:

@@ -20,8 +20,6 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
-from gateway.config import ConfigError
-from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo
 from gateway.kafka.cluster.topics import Topics
@@ -31,9 +29,11 @@ from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.kafka.publish.publisher import Publisher
-from gateway.spawn import Spawn, keep_running
-from gateway.statistics import counter, gauge, structs_by
+from gateway.runtime.failures import failures
+from gateway.runtime.spawn import Spawn, keep_running
+from gateway.settings.config import ConfigError
 from mapping.record import Headers, Received, Record
+from telemetry.statistics import counter, gauge, structs_by
 
 log = logging.getLogger(__name__)
 

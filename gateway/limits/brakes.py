@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from flowcontrol.bucket import RateLimit
-from gateway.failures import failures
-from gateway.pauses import pauses
+from gateway.runtime.failures import failures
+from gateway.views.pauses import pauses
 
 AHEAD_S: Final = 0.05
 """A waiter continues when this many seconds' worth of the rate is available, not after each message."""
@@ -39,7 +39,7 @@ class Brake:
     def __init__(
         self, limit: RateLimit, reason: str, ahead_s: float, clock: Callable[[], float], *, disconnects: bool = False
     ) -> None:
-        """`reason` is one of `gateway.pauses`; `clock` returns monotonic seconds."""
+        """`reason` is one of `gateway.views.pauses`; `clock` returns monotonic seconds."""
         self.limit = limit
         self.reason = reason
         self.disconnects = disconnects  # an MQTT client in debt is disconnected
@@ -264,7 +264,7 @@ class CreditPause:
     __slots__ = ("_pace", "_subject", "_turns", "_waiting", "_waits", "mean")
 
     def __init__(self, pace: Pace, subject: str) -> None:
-        """`subject` identifies the connection in `gateway.pauses`."""
+        """`subject` identifies the connection in `gateway.views.pauses`."""
         self.mean = 0.0
         self._pace = pace
         self._subject = subject
@@ -353,7 +353,7 @@ class SendingPause:
 
     @property
     def reason(self) -> str | None:
-        """The reason of the current pause, one of `gateway.pauses`, or None."""
+        """The reason of the current pause, one of `gateway.views.pauses`, or None."""
         return None if self._waits is None else self._waits.reason
 
     def _wait(self, brake: Brake) -> bool:

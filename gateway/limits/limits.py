@@ -14,12 +14,12 @@ from typing import Annotated, Final, Literal, get_args
 import msgspec
 
 from flowcontrol.bucket import Bucket, RateLimit
-from gateway.config import ConfigError
 from gateway.limits.brakes import AHEAD_S, OUT_AHEAD_S, Brake, Pace
-from gateway.pauses import OUTGOING_RATES, RATES
 from gateway.security.identity import Identity
+from gateway.settings.config import ConfigError
 from gateway.settings.limits import LimitRule, LimitsConfig, Per
-from gateway.statistics import counter, gauge
+from gateway.views.pauses import OUTGOING_RATES, RATES
+from telemetry.statistics import counter, gauge
 
 REMEMBERED: Final = 10_000
 """Unused shares that are kept because of their debt, so that a client cannot escape it by reconnecting."""
@@ -35,7 +35,7 @@ Key = tuple[int, str, str]
 
 
 class LimitStatistics(msgspec.Struct, frozen=True):
-    """Shares and refusals; waiting clients are counted in `gateway.pauses`."""
+    """Shares and refusals; waiting clients are counted in `gateway.views.pauses`."""
 
     shares: Annotated[dict[str, int], gauge("shares of limits that are in memory", "per")]
     refused_connections_total: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from gateway.statistics import counter, gauge
+from telemetry.statistics import counter, gauge
 
 
 class Counters(msgspec.Struct):

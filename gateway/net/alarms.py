@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, NamedTuple, Protocol
 
-from gateway.failures import failures
+from gateway.runtime.failures import failures
 
 WIDTH_S: Final = 4.0  # of a slot; a deadline nearer than two slots needs a timer of its own
 WAKES_PER_TURN: Final = 128  # about a millisecond

@@ -14,9 +14,9 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from gateway.failures import Repeats
-from gateway.spawn import Spawn
-from gateway.statistics import counter, gauge
+from gateway.runtime.failures import Repeats
+from gateway.runtime.spawn import Spawn
+from telemetry.statistics import counter, gauge
 
 log = logging.getLogger(__name__)
 

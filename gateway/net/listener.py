@@ -15,20 +15,20 @@ from typing import Annotated, Final, cast
 import msgspec
 import structlog
 
-from gateway.clients import Connected
-from gateway.config import Address
-from gateway.drain import Departing
-from gateway.failures import ExpectedError, Repeats
-from gateway.flow import Flowing
 from gateway.net.descriptors import descriptors
 from gateway.net.handshakes import Handshake
 from gateway.net.proxied import Proxies
 from gateway.net.strangers import Strangers
 from gateway.net.unfinished import Factory, ProxiedSocket, Unfinished
+from gateway.runtime.failures import ExpectedError, Repeats
 from gateway.security.entrance import Entrance
 from gateway.security.throttle import peer_of
+from gateway.settings.config import Address
 from gateway.settings.listeners import ListenerSettings
-from gateway.statistics import counter, gauge
+from gateway.views.clients import Connected
+from gateway.views.drain import Departing
+from gateway.views.flow import Flowing
+from telemetry.statistics import counter, gauge
 
 log = structlog.get_logger(__name__)
 

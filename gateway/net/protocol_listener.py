@@ -6,14 +6,14 @@ import abc
 from typing import Final
 
 from flowcontrol.budget import Budget
-from gateway.clients import Connected
-from gateway.flow import Flowing
 from gateway.net.listener import Server
 from gateway.net.pump import Handler, Pump
 from gateway.net.pumps import Pumps
 from gateway.net.strangers import Strangers
+from gateway.runtime.spawn import Spawn
 from gateway.security.entrance import Entrance
-from gateway.spawn import Spawn
+from gateway.views.clients import Connected
+from gateway.views.flow import Flowing
 from protocols.connection import Connection
 
 STOPPING: Final = "stopping"

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 import structlog
 
-from gateway.failures import Repeats
-from gateway.statistics import counter, gauge
+from gateway.runtime.failures import Repeats
 from protocols.proxy import ProxyHeader
+from telemetry.statistics import counter, gauge
 
 log = structlog.get_logger(__name__)
 

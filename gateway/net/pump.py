@@ -11,19 +11,19 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol, cast
 
 from flowcontrol.budget import UNBOUNDED, UNCOUNTED, Budget
-from gateway.clients import ClientView, Connected
-from gateway.failures import failures
 from gateway.net.alarms import WIDTH_S, Alarms
 from gateway.net.proxied import Source, certificate
 from gateway.net.reading import NO_PAUSES, REPORTED, EventHandler, ReadingHalf
 from gateway.net.strangers import Strangers
 from gateway.net.unread import LOW, Unread
 from gateway.net.writes import Writes
-from gateway.pauses import SLOW_READER, pauses
+from gateway.runtime.failures import failures
+from gateway.runtime.spawn import Spawn
+from gateway.runtime.taps import taps
 from gateway.security.entrance import Entrance
 from gateway.security.throttle import address_of, peer_of
-from gateway.spawn import Spawn
-from gateway.taps import taps
+from gateway.views.clients import ClientView, Connected
+from gateway.views.pauses import SLOW_READER, pauses
 from protocols.connection import Connection, ConnectionFailed
 
 WRITE_HIGH: Final = 256 * 1024  # bytes of unsent data above which nothing more is sent, credit or not

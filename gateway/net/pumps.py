@@ -11,8 +11,8 @@ from gateway.net.alarms import Alarms
 from gateway.net.pump import Handler, Pump
 from gateway.net.strangers import Strangers
 from gateway.net.writes import Writes
+from gateway.runtime.spawn import Spawn
 from gateway.security.entrance import Entrance
-from gateway.spawn import Spawn
 from protocols.connection import Connection
 
 

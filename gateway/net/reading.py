@@ -14,11 +14,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
-from gateway.flow import Flowing
 from gateway.net.strangers import Stranger
-from gateway.pauses import CONNECTION_BUDGET, PROCESS_BUDGET, RATES, SHARE, UNANSWERED, pauses
-from gateway.spawn import Spawn
-from gateway.turns import SLICE_S
+from gateway.runtime.spawn import Spawn
+from gateway.runtime.turns import SLICE_S
+from gateway.views.flow import Flowing
+from gateway.views.pauses import CONNECTION_BUDGET, PROCESS_BUDGET, RATES, SHARE, UNANSWERED, pauses
 from protocols.connection import Connection
 
 READ_AHEAD_BYTES: Final = 16 * 1024

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from gateway.statistics import counter, gauge
+from telemetry.statistics import counter, gauge
 
 
 class StrangersStatistics(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import asyncio
 import collections
 from typing import Final, Protocol
 
-from gateway.failures import failures
+from gateway.runtime.failures import failures
 
 WRITES_PER_TURN: Final = 128  # about a millisecond
 

@@ -8,9 +8,9 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
-from gateway.clients import PROTOCOLS
 from gateway.observe.clients import LARGEST_PAGE, PAGE, Clients, Page, Query
 from gateway.observe.management import answer, bad, limit_in, record_act
+from gateway.views.clients import PROTOCOLS
 
 PATH: Final = "/clients"
 KNOWN: Final = frozenset({"protocol", "principal", "prefix", "after", "limit"})

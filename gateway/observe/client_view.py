@@ -8,9 +8,9 @@ from datetime import datetime
 import msgspec
 from rich.table import Table
 
-from gateway.clients import ClientView
 from gateway.observe.clients import Page
 from gateway.observe.flow_view import clock, decoded, plain, print_json, since, size, terminal
+from gateway.views.clients import ClientView
 
 DETAIL_COLUMN = 14
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 
-from gateway.clients import ClientView, Connected, matches_id
-from gateway.pauses import Pauses
-from gateway.turns import sliced
+from gateway.runtime.turns import sliced
+from gateway.views.clients import ClientView, Connected, matches_id
+from gateway.views.pauses import Pauses
 
 if TYPE_CHECKING:  # the commands, which read pages, do without the gateway
     from gateway.mqtt.registry.session_views import SessionViews

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from gateway.statistics import counter, gauge
+from telemetry.statistics import counter, gauge
 
 THRESHOLDS: Final = (20_000, 20, 50)
 """Thresholds of the three generations. Python's default of 700 would collect the youngest one 30 times as often and

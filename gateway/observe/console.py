@@ -16,8 +16,8 @@ import msgspec
 from aiohttp import web
 
 from gateway.observe.flow import Flow, Snapshot
-from gateway.observe.metrics import Metrics
 from gateway.observe.spark_jobs import SparkJob, SparkJobs
+from telemetry.metrics import Metrics
 
 PAGES: Final = Path(__file__).with_name("pages")
 PERIOD_S: Final = 1.0  # between two events

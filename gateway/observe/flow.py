@@ -1,7 +1,7 @@
 """Flow: in-flight messages and paused connections with their reasons, now and in the recent past.
 
 Nothing is counted for it per message. Connections are inspected on request, in slices over several turns of the event
-loop; pauses are recorded when they start and end (`gateway.pauses`).
+loop; pauses are recorded when they start and end (`gateway.views.pauses`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gateway.flow import BudgetFlow, ConnectionFlow, Flowing
-from gateway.pauses import KAFKA_SILENT, KAFKA_UNREACHABLE, Episode, Pauses
-from gateway.turns import Slices, sliced
+from gateway.runtime.turns import Slices, sliced
+from gateway.views.flow import BudgetFlow, ConnectionFlow, Flowing
+from gateway.views.pauses import KAFKA_SILENT, KAFKA_UNREACHABLE, Episode, Pauses
 
 if TYPE_CHECKING:  # the commands, which read snapshots, do without Kafka
     from gateway.kafka.publish.publisher import Publisher
@@ -30,7 +30,7 @@ KAFKA: Final = "Kafka"
 
 
 class PausedNow(msgspec.Struct, frozen=True):
-    """A current pause; see `gateway.pauses.Pause`."""
+    """A current pause; see `gateway.views.pauses.Pause`."""
 
     subject: str
     reason: str

@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gateway.flow import BudgetFlow, ConnectionFlow
 from gateway.observe.flow import Snapshot
 from gateway.observe.management_client import NoAnswer
+from gateway.views.flow import BudgetFlow, ConnectionFlow
 
 PERIOD_S = 1.0
 PIPE_COLUMNS = 160  # width if the output is not a terminal

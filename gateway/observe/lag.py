@@ -19,8 +19,8 @@ from typing import Annotated, Any, Final
 import msgspec
 import structlog
 
-from gateway.failures import Repeats
-from gateway.statistics import Histogram, gauge, histogram
+from gateway.runtime.failures import Repeats
+from telemetry.statistics import Histogram, gauge, histogram
 
 log = structlog.get_logger(__name__)
 

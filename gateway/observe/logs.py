@@ -14,12 +14,12 @@ from typing import Any, Final, TextIO
 
 import structlog
 
-from gateway.clients import CONNECTION_LOG
-from gateway.config import LogConfig
-from gateway.failures import Repeats
 from gateway.kafka.driver.outage import outage
-from gateway.secret import BLANK, Redactor, is_secret_name
-from gateway.texts import cut
+from gateway.runtime.failures import Repeats
+from gateway.runtime.secret import BLANK, Redactor, is_secret_name
+from gateway.runtime.texts import cut
+from gateway.settings.config import LogConfig
+from gateway.views.clients import CONNECTION_LOG
 
 QUIET_LIBRARIES: Final = ("aiokafka", "kafka", "aiohttp", "amqtt", "asyncio", "transitions", "sqlalchemy")
 REPEAT_S: Final = 30.0
@@ -27,7 +27,7 @@ LONGEST_REPEAT_S: Final = 3600.0
 REPEAT_LINES: Final = 512
 OWN_FIRST: Final = 10  # the same line of ours names different clients, topics or groups
 FOLDED_ALREADY: Final = frozenset(
-    {"gateway.failures", "gateway.kafka.driver.outage", "gateway.kafka.driver.unreadable"}
+    {"gateway.runtime.failures", "gateway.kafka.driver.outage", "gateway.kafka.driver.fetch.unreadable"}
 )
 LONGEST: Final = 2048  # characters of a value: a client that is not logged in may send a client id of 64 KiB
 

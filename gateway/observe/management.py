@@ -19,19 +19,19 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from gateway.audit.trail import Where, audit
-from gateway.config import Address
 from gateway.kafka.cluster.topic_safety import TopicsReport
 from gateway.kafka.contracts import Refused
-from gateway.net.heads import HeadError, Heads
+from gateway.net.http.heads import HeadError, Heads
 from gateway.observe.console import FILES, Console
 from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, Flow
-from gateway.observe.metrics import Metrics
 from gateway.observe.spark_jobs import SparkJobs
+from gateway.runtime.version import version
 from gateway.security import throttle
-from gateway.security.credentials import name_and_password
 from gateway.security.fair_queue import Busy
+from gateway.security.login.credentials import name_and_password
 from gateway.security.origins import Hosts, Origins
-from gateway.version import version
+from gateway.settings.config import Address
+from telemetry.metrics import Metrics
 
 JSON: Final = "application/json"
 SHUTDOWN_S: Final = 1.0

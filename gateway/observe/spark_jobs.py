@@ -11,9 +11,9 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from gateway.runtime.spawn import start_contained
 from gateway.settings.values import Address
-from gateway.spawn import start_contained
-from spark_sinks.figures import Figures, figures
+from spark_sinks.run.figures import Figures, figures
 
 PERIOD_S: Final = 2.0  # between two requests
 ANSWER_S: Final = 2.0

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway.observe.clients import Clients
 from gateway.observe.management import bad, record_act
-from gateway.taps import taps
+from gateway.runtime.taps import taps
 from gateway.trace.traces import AT_ONCE, Trace, TraceRequest
 
 LINES: Final = "application/x-ndjson"

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import structlog
 
-from gateway.config import ConfigError, ObserveConfig
-from gateway.version import version
+from gateway.runtime.version import version
+from gateway.settings.config import ConfigError, ObserveConfig
 from mapping.record import TRACEPARENT, TRACESTATE, Headers
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import msgspec
 
 from gateway.presence.records import Ended, SessionKept, decode, encode
-from gateway.statistics import counter, gauge
+from telemetry.statistics import counter, gauge
 
 TOMBSTONE: Final = b""  # represents a tombstone in `pending`
 MAX_DUE: Final = 100_000

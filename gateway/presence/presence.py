@@ -14,13 +14,13 @@ from typing import Final
 import msgspec
 import structlog
 
-from gateway.fence import Fence
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.presence.ledger import TOMBSTONE, Ledger, PresenceStatistics, Present
 from gateway.presence.records import DESCRIPTION, Ended
-from gateway.turns import in_turns
+from gateway.runtime.fence import Fence
+from gateway.runtime.turns import in_turns
 from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, Received, text_of
 

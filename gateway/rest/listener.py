@@ -9,11 +9,8 @@ from typing import Annotated, cast
 
 import msgspec
 
-from gateway.clients import Connected
-from gateway.drain import Departing
-from gateway.flow import Flowing
-from gateway.net.http_server import HttpConnection, HttpServer
-from gateway.net.upgrade import WebSocketEndpoint
+from gateway.net.http.http_server import HttpConnection, HttpServer
+from gateway.net.http.upgrade import WebSocketEndpoint
 from gateway.rest.admin.operations import Administration
 from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.confluent.v2 import ConfluentV2
@@ -40,9 +37,12 @@ from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
 from gateway.rest.streams.live_websockets import Live, LiveStatistics
 from gateway.rest.streams.server_sent_events import EventStreams, StreamsStatistics
-from gateway.statistics import counter, gauge
+from gateway.views.clients import Connected
+from gateway.views.drain import Departing
+from gateway.views.flow import Flowing
 from protocols.rest.confluent import Dialect
 from protocols.rest.errors import RestError
+from telemetry.statistics import counter, gauge
 
 
 class RestStatistics(msgspec.Struct, frozen=True):

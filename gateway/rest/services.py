@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from gateway.config import HttpConfig, SecurityConfig
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.groups.membership import Groups
@@ -19,10 +18,11 @@ from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing
 from gateway.presence.presence import Presence
 from gateway.rest.produce.idempotency import KeyedRequests
-from gateway.security.authorization import AccessList
-from gateway.security.group_names import GroupNames
+from gateway.runtime.spawn import Spawn
 from gateway.security.origins import Origins
-from gateway.spawn import Spawn
+from gateway.security.rights.authorization import AccessList
+from gateway.security.rights.group_names import GroupNames
+from gateway.settings.config import HttpConfig, SecurityConfig
 from mapping.rules import Rules
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from gateway.security.authentication import Authenticator, Exchange
-from gateway.security.bearer import MECHANISMS as BEARER_MECHANISMS
 from gateway.security.identity import ANONYMOUS, Identity, common_name, is_principal
+from gateway.security.login.authentication import Authenticator, Exchange
+from gateway.security.login.bearer import MECHANISMS as BEARER_MECHANISMS
+from gateway.security.login.tokens import VerifiedToken
 from gateway.security.tenants import AssignTenant
-from gateway.security.tokens import VerifiedToken
 from gateway.settings.values import LoginMethod
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from gateway.config import Address, SecurityConfig
+from gateway.settings.config import Address, SecurityConfig
 
 ANY: Final = "*"
 _NEAR_SUFFIXES: Final = (".localhost", ".local", ".internal", ".home.arpa", ".test")

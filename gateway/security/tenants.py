@@ -13,12 +13,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from gateway.config import ConfigError, SecurityConfig
 from gateway.security.identity import EVERYONE, Identity, subject_values
 from gateway.security.variables import CLAIM, GROUP, NAME, never
+from gateway.settings.config import ConfigError, SecurityConfig
 from gateway.settings.listeners import ListenerSettings
-from gateway.statistics import counter, gauge
 from mapping.tenants import Tenancy, is_tenant
+from telemetry.statistics import counter, gauge
 
 COUNTED_TENANTS: Final = 200
 """Tenants with their own counters in the metrics, in order of first login; the others are counted together."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.recent import Recent
+from gateway.runtime.recent import Recent
 
 DELAY_LIMIT_S: Final = 5.0
 FORGET_S: Final = 60.0  # an address without a failure for this time starts again at the first delay

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 from cryptography import x509
 
-from gateway.config import ConfigError
+from gateway.settings.config import ConfigError
 from gateway.settings.listeners import TlsConfig
 
 log = structlog.get_logger(__name__)

@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.config import AccessRule, ConfigError, SecurityConfig
 from gateway.security.identity import ANONYMOUS_NAME, EVERYONE, Identity
+from gateway.settings.config import AccessRule, ConfigError, SecurityConfig
 from gateway.settings.values import LoginMethod
 
 NAME: Final = "name"

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gateway.files import stamp
+from gateway.runtime.files import stamp
 
 
 def files_in(config: Any) -> Iterator[Path]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, model_validator
 
-from gateway.secret import SecretUrl
+from gateway.runtime.secret import SecretUrl
 from gateway.settings.values import LARGEST_PORT, MEBIBYTE, BootstrapServers, Section, check_url
 
 

@@ -63,7 +63,7 @@ class ListenerConfig(Section):
 
 
 class ListenerSettings(msgspec.Struct, frozen=True):
-    """A listener's settings, in whichever form they were configured (`gateway.ports`)."""
+    """A listener's settings, in whichever form they were configured (`gateway.process.ports`)."""
 
     name: str
     protocol: ListenerProtocol

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field, IPvAnyNetwork, field_validator, model_validator
 
-from gateway.secret import SecretUrl, SecretValue
+from gateway.runtime.secret import SecretUrl, SecretValue
 from gateway.settings.listeners import TlsConfig
 from gateway.settings.values import BootstrapServers, HostName, LoginMethod, Origin, Section, check_url
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from gateway.secret import SecretUrl
+from gateway.runtime.secret import SecretUrl
 
 MEBIBYTE = 1024 * 1024
 LARGEST_PORT = 65535

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from gateway.secret import BLANK
+from gateway.runtime.secret import BLANK
 from gateway.trace.shown import Line, shown, shown_bytes, shown_method, shown_pairs
 from protocols.amqp.primitives import DecodeError, Described, Pairs, decode
 from protocols.amqp.sections import APPLICATION_PROPERTIES, DATA, PROPERTIES, SEQUENCE, VALUE

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.secret import BLANK
-from gateway.texts import cut
+from gateway.runtime.secret import BLANK
+from gateway.runtime.texts import cut
 from gateway.trace.shown import TEXT, Line
 
 HEAD_END: Final = b"\r\n\r\n"

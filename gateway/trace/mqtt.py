@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.secret import BLANK
-from gateway.texts import cut
+from gateway.runtime.secret import BLANK
+from gateway.runtime.texts import cut
 from gateway.trace.shown import TEXT, Line, shown, shown_bytes, shown_method, shown_pairs
 from protocols.errors import PeerError
 from protocols.mqtt import packets

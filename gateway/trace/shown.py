@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from gateway.secret import BLANK, is_foreign_secret_name
-from gateway.texts import cut
+from gateway.runtime.secret import BLANK, is_foreign_secret_name
+from gateway.runtime.texts import cut
 
 TEXT: Final = 256  # characters shown of a text
 ITEMS: Final = 20  # items shown of a list or a map

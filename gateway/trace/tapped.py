@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final, Protocol, cast
 
-from gateway.failures import failures
 from gateway.net.pump import Pump
+from gateway.runtime.failures import failures
 from protocols.connection import Connection
 
 TO_PROTOCOL: Final = frozenset({"eof_received", "pause_writing", "resume_writing"})

@@ -16,21 +16,21 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 
 from flowcontrol.bucket import Bucket
-from gateway.clients import Connected, matches_id
 from gateway.net.pump import Pump
+from gateway.runtime.taps import taps
+from gateway.runtime.turns import in_turns
 from gateway.security.throttle import host_of
-from gateway.taps import taps
 from gateway.trace.amqp import AmqpDecoder
 from gateway.trace.http import HttpDecoder
 from gateway.trace.mqtt import MqttDecoder, described
 from gateway.trace.shown import Line
 from gateway.trace.streams import EventDecoder, WebSocketDecoder
 from gateway.trace.tapped import Tapped, TappedConnection, install_tap, remove_tap
-from gateway.turns import in_turns
+from gateway.views.clients import Connected, matches_id
 from protocols.amqp.connection import Connection as AmqpConnection
 from protocols.mqtt.connection import Connection as MqttConnection
-from protocols.rest.event_connection import EventConnection
-from protocols.rest.live_connection import LiveConnection
+from protocols.rest.streams.event_connection import EventConnection
+from protocols.rest.streams.live_connection import LiveConnection
 
 AT_ONCE: Final = 8  # traces
 LONGEST_S: Final = 600.0
@@ -49,7 +49,7 @@ encode = msgspec.json.encode
 class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A requested trace: exactly one of the first three fields, and the bounds."""
 
-    client: str = ""  # an id (`gateway.clients`)
+    client: str = ""  # an id (`gateway.views.clients`)
     topic: str = ""  # an MQTT or Kafka topic; includes the topics below it
     address: str = ""  # `host` or `host:port`
     seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_S)] = 30.0
@@ -107,7 +107,7 @@ class _Tap:
 
 
 class Trace:
-    """One trace; a `gateway.taps.Watcher`."""
+    """One trace; a `gateway.runtime.taps.Watcher`."""
 
     def __init__(self, wanted: TraceRequest) -> None:
         """Prepare a trace; `begin` starts it, and whoever calls that must call `end`."""
@@ -143,7 +143,7 @@ class Trace:
         self._add(socket, identifier, socket.peer, fresh=False)
 
     def opened(self, socket: Any) -> None:
-        """See `gateway.taps.Watcher`. Except for HTTP, a client's id is known only later (`named`)."""
+        """See `gateway.runtime.taps.Watcher`. Except for HTTP, a client's id is known only later (`named`)."""
         address = socket.peer
         by_address = self._wanted.address and self._is_from(address)
         if self._topic or by_address or self._wanted.client == f"http/{address}":
@@ -152,7 +152,7 @@ class Trace:
             self._add(socket, "" if logs_in else f"http/{address}", address, fresh=True)
 
     def named(self, socket: Any, identifier: str) -> None:
-        """See `gateway.taps.Watcher`."""
+        """See `gateway.runtime.taps.Watcher`."""
         tap = self._taps.get(socket)
         if tap is not None:
             tap.client = identifier
@@ -163,7 +163,7 @@ class Trace:
                 tap.add(described(connection.connect, self._wanted.payload), "in")
 
     def closed(self, socket: Any, reason: str) -> None:
-        """See `gateway.taps.Watcher`."""
+        """See `gateway.runtime.taps.Watcher`."""
         tap = self._taps.pop(socket, None)
         if tap is not None:
             if self.has_room():

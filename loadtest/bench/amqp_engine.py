@@ -27,13 +27,13 @@ from gateway.amqp.connection import AmqpConnection
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.links.outgoing import BURST
 from gateway.amqp.services import Services
-from gateway.config import AmqpConfig, BudgetConfig, LimitsConfig
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.batch_format import Records
 from gateway.kafka.publish.budgets import Budgets
 from gateway.limits.limits import Limits as ClientLimits
-from gateway.security.authorization import AccessList
 from gateway.security.identity import ANONYMOUS
+from gateway.security.rights.authorization import AccessList
+from gateway.settings.config import AmqpConfig, BudgetConfig, LimitsConfig
 from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical
 from mapping.amqp._native import from_records, to_record
 from mapping.amqp.incoming import Destination, gateway_headers

@@ -20,11 +20,11 @@ from typing import Any
 import uvloop
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from gateway.config import BudgetConfig, KafkaConfig
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
+from gateway.settings.config import BudgetConfig, KafkaConfig
 from mapping.record import Record
 
 PARTITIONS = 3

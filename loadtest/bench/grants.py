@@ -19,9 +19,9 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Final
 
-from gateway.config import AccessRule
-from gateway.security.authorization import AccessList, Grant
 from gateway.security.identity import Identity
+from gateway.security.rights.authorization import AccessList, Grant
+from gateway.settings.config import AccessRule
 
 EVERYONES: Final = 10
 KNOWN_CALLS: Final = 200_000

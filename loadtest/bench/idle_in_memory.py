@@ -22,18 +22,18 @@ from typing import Any
 
 import uvloop
 
-from gateway.assembly import Process, open_listener_security, open_log, open_state, parts_with_statistics
-from gateway.config import Address, Config, KafkaConfig, LogConfig, MqttConfig
-from gateway.listeners import make_mqtt
-from gateway.mqtt.listener import MqttServer
+from gateway.mqtt.server import MqttServer
 from gateway.observe.collector import Collector
 from gateway.observe.logs import configure_logs
-from gateway.observe.metrics import Metrics
-from gateway.spawn import Tasks
+from gateway.process.assembly import Process, open_listener_security, open_log, open_state, parts_with_statistics
+from gateway.process.listeners import make_mqtt
+from gateway.runtime.spawn import Tasks
+from gateway.settings.config import Address, Config, KafkaConfig, LogConfig, MqttConfig
 from loadtest.clients.joining import C
 from loadtest.report import Report
 from loadtest.scenarios.idle import Idle, Plan
 from loadtest.scenarios.memory import Scales
+from telemetry.metrics import Metrics
 
 
 class End(asyncio.Transport):

@@ -21,10 +21,10 @@ from typing import Any
 import uvloop
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from gateway.config import BudgetConfig, KafkaConfig
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
+from gateway.settings.config import BudgetConfig, KafkaConfig
 from loadtest.bare import BATCH_BYTES, Stored, store
 from mapping.record import Record
 

@@ -55,7 +55,7 @@ async def rounds(job: Job, kills: int, rng: random.Random, *, scans: bool, on_ki
         job: not running, before and after.
         kills: number of kills.
         rng: chooses the moments.
-        scans: whether the job scans for rejects (`spark_sinks.reject_scanner`).
+        scans: whether the job scans for rejects (`spark_sinks.run.reject_scanner`).
         on_kill: called with the number and the target of each kill.
     """
     took = FIRST_START_S

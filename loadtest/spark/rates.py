@@ -26,14 +26,14 @@ from gateway.embedded.jars import ensure_jars
 from loadtest.gateway import process_cpu
 from loadtest.spark.filling import fill, in_turn
 from loadtest.spark.readings import Topics, make_topics
-from spark_sinks import declared
-from spark_sinks.job_file import read
 from spark_sinks.jobs import max_temperature
-from spark_sinks.session import session
-from spark_sinks.sources import kafka_stream
+from spark_sinks.read.sources import kafka_stream
+from spark_sinks.run import declared
+from spark_sinks.run.job_file import read
+from spark_sinks.spark.session import session
+from spark_sinks.spec.triggers import CATCH_UP
 from spark_sinks.transforms import maximum
 from spark_sinks.transforms.results import good
-from spark_sinks.triggers import CATCH_UP
 
 SENSORS: Final = 1_000
 STEP_MS: Final = 20

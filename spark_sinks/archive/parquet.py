@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_sinks.archive.contract import MERGED, ArchiveError, another_checkpoint
 from spark_sinks.archive.rows import checkpoint_id, read_mark, write_mark
-from spark_sinks.java import Files
+from spark_sinks.spark.java import Files
 
 
 class Archive:

@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.archive.contract import MARK, ArchiveError
-from spark_sinks.decode import LAST_INSTANT
-from spark_sinks.java import Files
+from spark_sinks.read.decode import LAST_INSTANT
+from spark_sinks.spark.java import Files
 from spark_sinks.spec.parts import Source
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_sinks.archive.contract import Table, nullable
-from spark_sinks.checkpoint import Checkpoint
+from spark_sinks.spark.checkpoint import Checkpoint
 
 FILE_BYTES: Final = 64 << 20
 """About the most bytes of rows that a task keeps, and writes to one file for each date and topic."""

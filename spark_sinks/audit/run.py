@@ -16,7 +16,7 @@ from aiokafka import TopicPartition
 from mapping.record import CONTENT_TYPE, GW_PROTOCOL
 from spark_sinks.audit.balance import Acknowledged, Balance, Checkpoint, Counted, OffsetRange, balance, uncounted
 from spark_sinks.audit.figures import FiguresError, fetch, parse_figures
-from spark_sinks.headers import ORIGIN_REPLAY
+from spark_sinks.read.headers import ORIGIN_REPLAY
 from spark_sinks.replay.items import Place
 from spark_sinks.replay.kafka import LogReader, partitions_of
 from spark_sinks.replay.ledger import Entry, LedgerError

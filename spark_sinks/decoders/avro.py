@@ -1,6 +1,6 @@
 """Avro schemas: checks the columns of a job against a schema, and reduces it to their fields.
 
-A schema is JSON, so no Avro library is needed here. Spark decodes the values (`spark_sinks.decode`).
+A schema is JSON, so no Avro library is needed here. Spark decodes the values (`spark_sinks.read.decode`).
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def text(value: Any) -> str | None:
 
 
 def time_text(value: Any) -> str:
-    """Return a message's time as text for `spark_sinks.decode.instant`, also if it is not a time."""
+    """Return a message's time as text for `spark_sinks.read.decode.instant`, also if it is not a time."""
     if isinstance(value, str):
         return (text(value) or "no text")[:LONGEST_TIME]
     found = number(value)

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sinks.job import SHORTEST_BEHIND_S, Flow, JobKind, JobOptions, duration
+from spark_sinks.run.job import SHORTEST_BEHIND_S, Flow, JobKind, JobOptions, duration
 from spark_sinks.spec.jobs import NAMED
 from spark_sinks.spec.parts import Window
+from spark_sinks.spec.triggers import REAL_TIME, Trigger
 from spark_sinks.spec.values import Duration
 from spark_sinks.transforms import maximum as transforms
 from spark_sinks.transforms import results
 from spark_sinks.transforms.windows import interval
-from spark_sinks.triggers import REAL_TIME, Trigger
 
 NAME = "max-temperature"
 UPDATES = "updates"

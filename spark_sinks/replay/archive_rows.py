@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_sinks.archive.contract import ArchiveError
-from spark_sinks.records import of_partition
+from spark_sinks.read.records import of_partition
 from spark_sinks.replay.items import Item, Place
 from spark_sinks.replay.ledger import Entry, places_of
 from spark_sinks.replay.run import Clients, Replayed, Say, run

@@ -15,7 +15,7 @@ from mapping.record import (
     DEAD_LETTER_TOPIC,
     is_topic_name,
 )
-from spark_sinks.headers import (
+from spark_sinks.read.headers import (
     ERROR,
     ORIGIN_LENGTH,
     ORIGIN_OFFSET,

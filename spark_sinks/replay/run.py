@@ -14,12 +14,13 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError
 
-from spark_sinks.replay import kafka_client, ledger
+from spark_sinks.replay import ledger
 from spark_sinks.replay.items import Item, Place
 from spark_sinks.replay.kafka import CommittedReader, Target, Topics
 from spark_sinks.replay.ledger import Entry, LedgerError, places_of, positions_of
 from spark_sinks.replay.sources import Slice, Source, SourceError, of_log
 from spark_sinks.replay.writer import Writer
+from spark_sinks.spec import kafka_client
 from spark_sinks.spec.replays import Once
 
 MOST: Final = 1_000

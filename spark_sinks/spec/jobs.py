@@ -1,6 +1,6 @@
 """The kinds of jobs that a file may declare, with their consistency checks. Needs neither Spark nor a JVM.
 
-A job file is TOML, or Python that creates one of these classes (`spark_sinks/job_file.py`).
+A job file is TOML, or Python that creates one of these classes (`spark_sinks/run/job_file.py`).
 """
 
 from __future__ import annotations

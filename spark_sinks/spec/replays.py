@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from spark_sinks.replay import kafka_client
+from spark_sinks.spec import kafka_client
 from spark_sinks.spec.parts import Declaration, Section
 from spark_sinks.spec.values import TopicName
 

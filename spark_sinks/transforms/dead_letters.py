@@ -7,8 +7,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.headers import ERROR, ORIGIN_OFFSET, ORIGIN_PARTITION, ORIGIN_TIMESTAMP, ORIGIN_TOPIC
-from spark_sinks.records import RAW
+from spark_sinks.read.headers import ERROR, ORIGIN_OFFSET, ORIGIN_PARTITION, ORIGIN_TIMESTAMP, ORIGIN_TOPIC
+from spark_sinks.read.records import RAW
 from spark_sinks.transforms.record_size import KAFKA_HEADERS, header, shortened
 
 LATE: Final = "late: every window of the reading was closed"

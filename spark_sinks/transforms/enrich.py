@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.records import term
+from spark_sinks.read.records import term
 from spark_sinks.spec.values import Term
 from spark_sinks.transforms.results import json_record
 

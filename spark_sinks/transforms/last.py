@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from mapping.record import CONTENT_TYPE
-from spark_sinks.headers import ORIGIN_OFFSET, ORIGIN_PARTITION, ORIGIN_TOPIC
-from spark_sinks.records import term
+from spark_sinks.read.headers import ORIGIN_OFFSET, ORIGIN_PARTITION, ORIGIN_TOPIC
+from spark_sinks.read.records import term
 from spark_sinks.spec.values import Term
 from spark_sinks.transforms.results import headers, joined
 

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's usual name for it)
 from pyspark.sql.types import DoubleType, StringType
 
-from spark_sinks.decode import (
+from spark_sinks.read.decode import (
     AHEAD,
     BAD_TIME,
     BAD_TIMESTAMP,
@@ -23,8 +23,8 @@ from spark_sinks.decode import (
     is_one,
     objects,
 )
-from spark_sinks.headers import ERROR
-from spark_sinks.records import RAW, non_empty, text_of
+from spark_sinks.read.headers import ERROR
+from spark_sinks.read.records import RAW, non_empty, text_of
 from spark_sinks.spec.parts import Window
 from spark_sinks.spec.values import Aggregate, Term
 from spark_sinks.transforms.windows import newest_close, statistics, with_late

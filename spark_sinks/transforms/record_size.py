@@ -8,8 +8,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.headers import ERROR, ORIGIN_LENGTH
-from spark_sinks.progress import DEAD_LETTERS, OBSERVED
+from spark_sinks.read.headers import ERROR, ORIGIN_LENGTH
+from spark_sinks.spark.progress import DEAD_LETTERS, OBSERVED
 
 KAFKA_HEADERS: Final = "array<struct<key: string, value: binary>>"
 FRAME: Final = 100

@@ -9,8 +9,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from mapping.record import CONTENT_TYPE
-from spark_sinks.decode import LARGEST
-from spark_sinks.progress import DEAD_LETTERS, OBSERVED
+from spark_sinks.read.decode import LARGEST
+from spark_sinks.spark.progress import DEAD_LETTERS, OBSERVED
 from spark_sinks.transforms.dead_letters import letter
 from spark_sinks.transforms.record_size import KAFKA_HEADERS, header, too_large
 

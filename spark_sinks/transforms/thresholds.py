@@ -8,12 +8,12 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.decode import PLACE
-from spark_sinks.records import term
+from spark_sinks.read.decode import PLACE
+from spark_sinks.read.records import term
 from spark_sinks.spec.parts import Threshold
 from spark_sinks.spec.values import Term
-from spark_sinks.stateful import BEYOND, DEVIATION, MEAN, Deviations
 from spark_sinks.transforms.results import json_record
+from spark_sinks.transforms.stateful import BEYOND, DEVIATION, MEAN, Deviations
 
 _KEY: Final = "_key"
 _AT: Final = "_at"

@@ -8,7 +8,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.records import term
+from spark_sinks.read.records import term
 from spark_sinks.spec.parts import Session, Window
 from spark_sinks.spec.values import Aggregate, Term
 from spark_sinks.transforms.dead_letters import LATE, LATE_BY_OTHERS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LONGEST_MODULE = 600
+PRODUCT = {"gateway", "protocols", "mapping", "flowcontrol", "telemetry", "spark_sinks"}
 # Concatenated, so that this file does not contain them itself.
 REGISTRIES = re.compile(
     "|".join(
@@ -48,10 +50,18 @@ def test_no_module_is_too_long():
 
 
 def test_every_task_is_started_by_the_spawn_module():
-    """Only `gateway/spawn.py` contains failures; the handler of an upload request awaits its task group itself."""
+    """Only `gateway/runtime/spawn.py` contains failures; the handler of an upload awaits its task group itself."""
     bare = re.compile(r"\b(?:create_task|ensure_future|TaskGroup|run_coroutine_threadsafe|Task)\(")
-    doors = {"gateway/spawn.py", "gateway/rest/produce/line_uploads.py", "gateway/security/amqtt_plugins.py"}
-    product = [path for path in tracked() if path.relative_to(ROOT).parts[0] in {"gateway", "protocols", "mapping"}]
+    doors = {
+        "gateway/runtime/spawn.py",
+        "gateway/rest/produce/line_uploads.py",
+        "gateway/security/login/amqtt_plugins.py",
+    }
+    product = [
+        path
+        for path in tracked()
+        if path.relative_to(ROOT).parts[0] in {"gateway", "protocols", "mapping", "telemetry"}
+    ]
     found = {str(path.relative_to(ROOT)) for path in product if path.suffix == ".py" and bare.search(path.read_text())}
     assert found <= doors
 
@@ -102,11 +112,15 @@ def _from_aiokafka(nodes: list[ast.AST]) -> set[str]:
     [
         (r"(?:from|import) (?:c?proton|cproton)\b", ("protocols/amqp/native.py",)),
         (r"from aiokafka\.errors import|from aiokafka import .*\berrors\b", ("gateway/kafka/",)),
-        (r"(?:from|import) prometheus_client\b", ("gateway/observe/",)),
+        (r"(?:from|import) prometheus_client\b", ("gateway/observe/", "telemetry/")),
     ],
 )
 def test_a_library_is_imported_only_where_the_architecture_allows(library: str, places: tuple[str, ...]):
-    product = [path for path in tracked() if path.relative_to(ROOT).parts[0] in {"gateway", "protocols", "mapping"}]
+    product = [
+        path
+        for path in tracked()
+        if path.relative_to(ROOT).parts[0] in {"gateway", "protocols", "mapping", "telemetry"}
+    ]
     modules = [path for path in product if path.suffix == ".py"]
     found = {str(path.relative_to(ROOT)) for path in modules if re.search(library, path.read_text())}
     assert found
@@ -140,3 +154,12 @@ def test_locks_agree():
     # Normalized names, as in package indexes (PEP 503).
     named = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", one)[0]).lower() for one in project["dependencies"]}
     assert named <= {pin.partition("==")[0] for pin in pins("gateway.txt")}
+
+
+def test_a_room_has_at_most_sixteen_modules():
+    rooms = collections.Counter(
+        path.parent.relative_to(ROOT)
+        for path in tracked()
+        if path.suffix == ".py" and path.name != "__init__.py" and path.relative_to(ROOT).parts[0] in PRODUCT
+    )
+    assert {str(room): count for room, count in rooms.items() if count > 16} == {}

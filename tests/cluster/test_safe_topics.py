@@ -13,8 +13,8 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from proton import Message
 from proton.utils import BlockingConnection
 
-from gateway.config import Config, KafkaConfig
 from gateway.kafka.cluster.doctor import examine
+from gateway.settings.config import Config, KafkaConfig
 from protocols.mqtt import packets
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient

@@ -12,11 +12,11 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from gateway.config import KafkaConfig
 from gateway.kafka.driver.client_settings import consumer_settings
 from gateway.kafka.driver.kafka_consumer import log_consumer, poll
 from gateway.kafka.driver.lifecycle import open_consumer
-from gateway.spawn import Tasks
+from gateway.runtime.spawn import Tasks
+from gateway.settings.config import KafkaConfig
 from tests.packaging.test_scripts_secured import (
     test_the_backup_logs_in,
     test_the_written_configuration_passes_the_doctor,

@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 
 from gateway.embedded.broker import EmbeddedBroker
-from gateway.version import version
+from gateway.runtime.version import version
 from protocols.mqtt import packets
 from tests.support.browser import Browser, browser
 from tests.support.frozen import freeze

@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from proton import Message, ProtonException
 from proton.utils import BlockingConnection
 
-from gateway.failures import failures
-from gateway.spawn import on_loop_error
+from gateway.runtime.failures import failures
+from gateway.runtime.spawn import on_loop_error
 from tests.support.amqp import ThreadedSender
 from tests.support.amqp_transactions import Transacted
 from tests.support.gateway import GatewayProcess

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.config import Config
 from gateway.kafka.cluster.doctor import Finding, examine
 from gateway.kafka.cluster.rights import ACL_PLACES, NEEDS, NOT_REPORTED, Need, Operation, Place, Resource, lacking
+from gateway.settings.config import Config
 from tests.support.secured import kafka_of
 from tools.acls import Acls, allow_gateway, right
 from tools.cluster import Cluster, new_cluster

@@ -12,12 +12,12 @@ import aiohttp
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from gateway.config import KafkaConfig
 from gateway.embedded.broker import EmbeddedBroker
-from gateway.kafka.driver.fetching import LEADERS_RETRY_S
+from gateway.kafka.driver.fetch.fetching import LEADERS_RETRY_S
 from gateway.kafka.driver.kafka_consumer import log_consumer, on_metadata
-from gateway.kafka.driver.kafka_producer import force_close, new_producer
 from gateway.kafka.driver.lifecycle import open_consumer
+from gateway.kafka.driver.produce.kafka_producer import force_close, new_producer
+from gateway.settings.config import KafkaConfig
 from tests.gateway.mqtt.routing.test_router import Parts
 from tests.gateway.rest.consume.test_rest_consumers import Consumer, new_consumer
 from tests.support.gateway import GatewayProcess

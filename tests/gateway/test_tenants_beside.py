@@ -15,7 +15,7 @@ from proton import ConnectionException, Message
 from proton.reactor import Container
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.listeners import make_servers
+from gateway.process.listeners import make_servers
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Suback, Subscribe, Subscription, Version
 from protocols.mqtt.properties import Properties

@@ -12,8 +12,8 @@ import pytest
 from proton import ConnectionException, Message
 from proton.utils import BlockingConnection
 
-from gateway.security.device_secrets import new_secret
-from gateway.security.user_files import new_device
+from gateway.security.login.device_secrets import new_secret
+from gateway.security.login.user_files import new_device
 from tests.support.amqp import TIMEOUT
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config import AccessRule
-from gateway.security.authorization import AccessList, Grant
 from gateway.security.identity import Identity
+from gateway.security.rights.authorization import AccessList, Grant
+from gateway.settings.config import AccessRule
 from mapping.amqp.addresses import AddressError, parse_source, parse_target
 from mapping.record import MQTT_TOPIC, is_topic_name
 from mapping.rules import RuleError, Rules, RuleText

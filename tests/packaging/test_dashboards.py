@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from gateway.pauses import REASONS
+from gateway.views.pauses import REASONS
 from mapping.outcomes import Outcome
 from tools import alerts, dashboards
 

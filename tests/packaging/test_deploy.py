@@ -21,8 +21,8 @@ import trustme
 import yaml
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from gateway.app import check
-from gateway.config import Config, load
+from gateway.process.app import check
+from gateway.settings.config import Config, load
 from tests.interop.fetch import HELM
 from tests.interop.toolchains import ToolchainError, go_program
 from tests.packaging.test_dashboards import labels_of

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from gateway.cli import app
-from gateway.config import Config
+from gateway.process.cli import app
+from gateway.settings.config import Config
 
 ROOT = Path(__file__).parents[2]
 

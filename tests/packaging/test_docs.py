@@ -14,13 +14,13 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from gateway.cli import app
-from gateway.config import Config
+from gateway.process.cli import app
+from gateway.settings.config import Config
 from gateway.settings.listeners import ListenerConfig, TlsConfig
 from tools import picture, tables
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("gateway", "protocols", "mapping", "flowcontrol", "spark_sinks", "loadtest")
+PACKAGES = ("gateway", "protocols", "mapping", "flowcontrol", "telemetry", "spark_sinks", "loadtest")
 ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| (?:`([^`]*)`|-) \| (.*)\|$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

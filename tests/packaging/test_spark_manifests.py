@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from gateway.embedded.jars import locked_jars
-from spark_sinks import runner, submit
-from spark_sinks.job_file import read
+from spark_sinks.run import runner
+from spark_sinks.run.job_file import read
+from spark_sinks.spark import submit
 
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "deploy" / "spark"

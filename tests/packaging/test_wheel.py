@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"flowcontrol", "gateway", "mapping", "protocols", "spark_sinks"}
+PACKAGES = {"flowcontrol", "gateway", "mapping", "protocols", "spark_sinks", "telemetry"}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_wheel_has_command_and_licence(wheel):
         wheel.read(next(name for name in wheel.namelist() if name.endswith(f".dist-info/{file}"))).decode()
         for file in ("entry_points.txt", "METADATA")
     )
-    assert "trivium = gateway.cli:main" in entry_points
+    assert "trivium = gateway.process.cli:main" in entry_points
     assert "License-Expression: Apache-2.0" in metadata
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 

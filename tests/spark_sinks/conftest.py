@@ -19,19 +19,19 @@ from pyspark.sql import SparkSession
 from gateway.embedded.class_archive import archive_options, archive_path
 from gateway.embedded.jars import cache_directory, ensure_jars
 from gateway.embedded.java import find_java
-from spark_sinks import runner
-from spark_sinks.declared import Options as Declared
-from spark_sinks.declared import flow
-from spark_sinks.job import Flow
-from spark_sinks.job_file import read
 from spark_sinks.jobs.max_temperature import MaxTemperature
 from spark_sinks.jobs.max_temperature import Options as MaxTemperatureOptions
-from spark_sinks.metrics import JobMetrics
-from spark_sinks.process import end_jvm
-from spark_sinks.progress import Examined, Progress, Totals, progress_of
-from spark_sinks.real_time_reads import HEARTBEAT
-from spark_sinks.session import session
-from spark_sinks.triggers import CATCH_UP
+from spark_sinks.run import runner
+from spark_sinks.run.declared import Options as Declared
+from spark_sinks.run.declared import flow
+from spark_sinks.run.job import Flow
+from spark_sinks.run.job_file import read
+from spark_sinks.run.metrics import JobMetrics
+from spark_sinks.spark.process import end_jvm
+from spark_sinks.spark.progress import Examined, Progress, Totals, progress_of
+from spark_sinks.spark.real_time_reads import HEARTBEAT
+from spark_sinks.spark.session import session
+from spark_sinks.spec.triggers import CATCH_UP
 
 ROOT = Path(__file__).parents[2]
 Read = Callable[..., Awaitable[list[Any]]]

@@ -18,11 +18,11 @@ from pyspark.sql import SparkSession
 from spark_sinks.archive.contract import Table
 from spark_sinks.archive.delta import DeltaArchive
 from spark_sinks.archive.iceberg import IcebergArchive
-from spark_sinks.failures import told
-from spark_sinks.job_file import read
 from spark_sinks.replay.archive_rows import backfill, selected
 from spark_sinks.replay.run import Replayed
 from spark_sinks.replay.sources import SourceError
+from spark_sinks.run.failures import told
+from spark_sinks.run.job_file import read
 from spark_sinks.spec.parts import Maintain
 from tests.support.object_store import object_store
 from tests.support.table_batches import append

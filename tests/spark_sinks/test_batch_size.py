@@ -10,10 +10,10 @@ from aiokafka import AIOKafkaProducer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sinks import declared, flow_execution
-from spark_sinks.batch_size import LEAST, TOO_LONG, WORTH, BatchSize
-from spark_sinks.declared import Options
-from spark_sinks.job_file import read
+from spark_sinks.run import declared, flow_execution
+from spark_sinks.run.declared import Options
+from spark_sinks.run.job_file import read
+from spark_sinks.spark.batch_size import LEAST, TOO_LONG, WORTH, BatchSize
 
 SLOW = """
 from pyspark.sql import functions as F

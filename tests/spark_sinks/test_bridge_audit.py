@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from spark_sinks.audit import run as audit
 from spark_sinks.audit.balance import Acknowledged, Checkpoint, Counted, balance, uncounted
 from spark_sinks.audit.figures import fetch
-from spark_sinks.job_file import read
 from spark_sinks.replay.items import Place
+from spark_sinks.run.job_file import read
 from tests.support.topics import read_committed, until_led
 
 PLACE = Place("t", 0)

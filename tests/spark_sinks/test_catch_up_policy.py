@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sinks.catch_up_policy import FEW_RECORDS, FIRST_HOLD_S, LONGEST_HOLD_S, RELAPSE_S, CatchUpPolicy
+from spark_sinks.spark.catch_up_policy import FEW_RECORDS, FIRST_HOLD_S, LONGEST_HOLD_S, RELAPSE_S, CatchUpPolicy
 
 
 def test_catching_up_lasts_until_the_records_are_recent() -> None:

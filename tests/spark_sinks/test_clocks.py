@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from spark_sinks.declared import Options
-from spark_sinks.job_file import read
-from spark_sinks.triggers import MICRO_BATCH, REAL_TIME
+from spark_sinks.run.declared import Options
+from spark_sinks.run.job_file import read
+from spark_sinks.spec.triggers import MICRO_BATCH, REAL_TIME
 from tests.support.topics import read_all
 
 JOB = """

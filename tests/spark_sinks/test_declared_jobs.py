@@ -22,14 +22,14 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
-from spark_sinks import registry
 from spark_sinks.archive import segments
 from spark_sinks.archive.contract import MERGED, ArchiveError
 from spark_sinks.archive.parquet import Archive
-from spark_sinks.declared import Options
-from spark_sinks.progress import Progress
+from spark_sinks.read import registry
+from spark_sinks.run.declared import Options
+from spark_sinks.spark.progress import Progress
 from spark_sinks.spec.parts import Maintain, Registry
-from spark_sinks.triggers import MICRO_BATCH, REAL_TIME
+from spark_sinks.spec.triggers import MICRO_BATCH, REAL_TIME
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.topics import read_all

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from gateway.kafka.cluster.rights import Operation
 from gateway.kafka.driver.acl_requests import GROUP, TOPIC, TRANSACTIONAL_ID, Acl
-from spark_sinks.lease import PREFIX
+from spark_sinks.spark.lease import PREFIX
 from tests.spark_sinks.test_edited_jobs import START_MS
 from tests.support.secured import secured_broker as secured_broker  # noqa: PLC0414 - a fixture
 from tests.support.secured import secured_of

@@ -14,10 +14,10 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from pyspark.sql import SparkSession
 
-from spark_sinks.declared import Options
-from spark_sinks.job_file import read
-from spark_sinks.session import IN_LOCAL_FILES
-from spark_sinks.triggers import MICRO_BATCH, REAL_TIME
+from spark_sinks.run.declared import Options
+from spark_sinks.run.job_file import read
+from spark_sinks.spark.session import IN_LOCAL_FILES
+from spark_sinks.spec.triggers import MICRO_BATCH, REAL_TIME
 from tests.support.topics import read_all, remake
 
 START_MS = 1_700_000_000_000

@@ -10,8 +10,8 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
-from spark_sinks.checkpoint import MEANING
-from spark_sinks.failures import told
+from spark_sinks.run.failures import told
+from spark_sinks.spark.checkpoint import MEANING
 from tests.spark_sinks.test_edited_jobs import STATS, Job, run, send
 from tests.spark_sinks.test_edited_jobs import job as job  # noqa: PLC0414 - a fixture
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from gateway.cli import app
+from gateway.process.cli import app
 from spark_sinks.archive.delta import DeltaArchive
-from spark_sinks.job import known_jobs
-from spark_sinks.job_file import SUFFIXES, JobFileError, made, read
+from spark_sinks.run.job import known_jobs
+from spark_sinks.run.job_file import SUFFIXES, JobFileError, made, read
 from spark_sinks.spec.jobs import KINDS, NAMED
 from spark_sinks.spec.values import AGGREGATES, Aggregate, Duration, Term
 from tests.support.table_batches import append
@@ -361,7 +361,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path) -> None:
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'deltalake': raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, Missing())\n"
-        "from gateway.cli import app\n"
+        "from gateway.process.cli import app\n"
         "app()"
     )
     told = subprocess.run(
@@ -391,7 +391,7 @@ def test_maintain_on_the_command_line(tmp_path: Path) -> None:
 def test_a_toml_file_is_checked_without_pyspark() -> None:
     code = (
         "import sys; sys.modules['pyspark'] = None\n"
-        "from pathlib import Path; from spark_sinks.job_file import read\n"
+        "from pathlib import Path; from spark_sinks.run.job_file import read\n"
         "read(Path(sys.argv[1]))"
     )
     subprocess.run([sys.executable, "-c", code, str(EXAMPLES / "archive.toml")], check=True, cwd=ROOT)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from spark_sinks import jobs, runner
-from spark_sinks.job import duration, known_jobs
-from spark_sinks.progress import Totals, progress_of
-from spark_sinks.session import driver_settings, session, workers_python
+from spark_sinks import jobs
+from spark_sinks.run import runner
+from spark_sinks.run.job import duration, known_jobs
+from spark_sinks.spark.progress import Totals, progress_of
+from spark_sinks.spark.session import driver_settings, session, workers_python
 
 REPORT: dict[str, Any] = {
     "id": "d", "runId": "r", "name": "max-temperature", "batchId": 4, "numInputRows": 7,
@@ -84,7 +85,7 @@ def test_wrong_option_is_named_before_anything_starts(
 
 ECHO = """
 import argparse
-from spark_sinks.job import JobKind, JobOptions
+from spark_sinks.run.job import JobKind, JobOptions
 
 class Options(JobOptions, frozen=True, kw_only=True):
     said: str

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from spark_sinks.checkpoint import HELD
-from spark_sinks.lease import PREFIX, LeaseError
+from spark_sinks.spark.checkpoint import HELD
+from spark_sinks.spark.lease import PREFIX, LeaseError
 from tests.spark_sinks.test_edited_jobs import START_MS, STATS, Job
 from tests.spark_sinks.test_edited_jobs import job as job  # noqa: PLC0414 - a fixture
 from tests.support.secured import secured_broker as secured_broker  # noqa: PLC0414 - a fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from py4j.protocol import Py4JNetworkError
 
-from spark_sinks.lost_jvm import LAST, reason
+from spark_sinks.spark.lost_jvm import LAST, reason
 
 LOST = Py4JNetworkError("Answer from Java side is empty")
 

@@ -20,12 +20,12 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sinks import runner
-from spark_sinks.checkpoint import Checkpoint
 from spark_sinks.jobs.max_temperature import MaxTemperature, Options
-from spark_sinks.progress import Progress, offsets_sum
-from spark_sinks.sources import Broker
-from spark_sinks.triggers import CATCH_UP, CATCHING_UP, REAL_TIME, Trigger
+from spark_sinks.read.sources import Broker
+from spark_sinks.run import runner
+from spark_sinks.spark.checkpoint import Checkpoint
+from spark_sinks.spark.progress import Progress, offsets_sum
+from spark_sinks.spec.triggers import CATCH_UP, CATCHING_UP, REAL_TIME, Trigger
 from tests.support.waiting import wait_until
 
 BATCH_MS = 2_000  # batch duration of the real-time trigger

@@ -35,10 +35,10 @@ from loadtest.spark.poison_records import (
     stream,
 )
 from loadtest.spark.readings import Topics
-from spark_sinks.checkpoint import Checkpoint
-from spark_sinks.decode import BAD_TIMESTAMP, NOT_READABLE
 from spark_sinks.jobs.max_temperature import Options as MaxTemperature
-from spark_sinks.triggers import MICRO_BATCH, REAL_TIME
+from spark_sinks.read.decode import BAD_TIMESTAMP, NOT_READABLE
+from spark_sinks.spark.checkpoint import Checkpoint
+from spark_sinks.spec.triggers import MICRO_BATCH, REAL_TIME
 from tests.support.topics import create_topic, read_all
 from tests.support.waiting import wait_until
 

@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks import decode, registry
-from spark_sinks.records import records, term
+from spark_sinks.read import decode, registry
+from spark_sinks.read.records import records, term
 from spark_sinks.spec.parts import Registry, Source
 from spark_sinks.spec.values import Term
 from spark_sinks.transforms import enrich

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_sinks.checkpoint import Batch
-from spark_sinks.reject_scanner import watermark_of
+from spark_sinks.run.reject_scanner import watermark_of
+from spark_sinks.spark.checkpoint import Batch
 
 BATCHES = [
     Batch(7, {"a": {"0": 0}}, {"a": {"0": 10, "1": 5}, "b": {"0": 3}}, 1_000),

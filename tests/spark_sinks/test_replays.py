@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from mapping.dead_letters import Cause, dead_letter
 from mapping.record import Received
-from spark_sinks.job_file import read
-from spark_sinks.replay import kafka_client
 from spark_sinks.replay.items import Item, NotReplayableError, Place, marked, of_letter
 from spark_sinks.replay.kafka import Target
 from spark_sinks.replay.ledger import LedgerError
 from spark_sinks.replay.order import Merge, Origins, in_order, target_partition
 from spark_sinks.replay.run import Replayed, replay
+from spark_sinks.run.job_file import read
+from spark_sinks.spec import kafka_client
 from tests.support.topics import read_all, read_committed
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_sinks.running_statistics import RunningStatistics
+from spark_sinks.transforms.running_statistics import RunningStatistics
 
 USUAL = st.integers(-(10**12), 10**12).map(lambda millionths: millionths / 1e6)  # the square of 1e-200 would be 0
 

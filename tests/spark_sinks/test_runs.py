@@ -13,22 +13,22 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import app
-from spark_sinks import runs
+from gateway.process.cli import app
+from spark_sinks.run import runs
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 JOB = """
 import contextlib, signal, sys
 from pathlib import Path
-from spark_sinks.runs import Registration
+from spark_sinks.run.runs import Registration
 
 name, file, checkpoint, query = sys.argv[1:]
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 with contextlib.ExitStack() as stack:
     address = "127.0.0.1:1"
     if query:
-        from spark_sinks.metrics import JobMetrics
+        from spark_sinks.run.metrics import JobMetrics
         from spark_sinks.spec.values import Listen
         metrics = JobMetrics(name)
         metrics.reads("micro-batch", {"a": {"0": 5}}, {"a": {"0": 1205}}, counts_rejects=True)

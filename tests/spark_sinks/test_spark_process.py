@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from spark_sinks import runs, status
+from spark_sinks.run import runs, status
 from tests.support.processes import maps
 from tests.support.waiting import wait_until
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import app
-from spark_sinks import runner, submit
+from gateway.process.cli import app
+from spark_sinks.run import runner
+from spark_sinks.spark import submit
 
 ROOT = Path(__file__).parents[2]
 STATS = ROOT / "examples" / "spark" / "window_stats.toml"
@@ -97,7 +98,7 @@ def test_the_archive_has_all_that_a_job_needs(tmp_path: Path) -> None:
     assert archive.read_bytes() == again.read_bytes()
     with zipfile.ZipFile(archive) as file:
         names = set(file.namelist())
-    assert {"spark_sinks/runner.py", "mapping/record.py", "gateway/statistics.py"} <= names
+    assert {"spark_sinks/run/runner.py", "mapping/record.py", "telemetry/statistics.py"} <= names
     assert not [name for name in names if name.startswith("gateway/mqtt") or not name.endswith(".py")]
     # Without the site module, the project is not on the path, because it is installed in editable mode.
     code = f"import sys; sys.path[:0] = [{str(archive)!r}, {sysconfig.get_path('purelib')!r}]\n{main.read_text()}"

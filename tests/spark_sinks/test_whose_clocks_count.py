@@ -10,7 +10,7 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from typer.testing import CliRunner
 
-from gateway.cli import app
+from gateway.process.cli import app
 
 JOB = """
 job = "window-stats"

@@ -12,7 +12,7 @@ from proton import UNDESCRIBED, Array, ConnectionException, Data, Message, symbo
 from proton.reactor import LinkOption
 from proton.utils import BlockingConnection
 
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 
 WAIT_S = 60
 TIMEOUT = 60

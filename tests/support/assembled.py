@@ -1,4 +1,4 @@
-"""The parts of a gateway in the test's process, made by `gateway.assembly` as in the application."""
+"""The parts of a gateway in the test's process, made by `gateway.process.assembly` as in the application."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.assembly import ListenerSecurity, Log, Process, State, open_listener_security, open_log, open_state
-from gateway.config import Config
-from gateway.spawn import Tasks
+from gateway.process.assembly import ListenerSecurity, Log, Process, State, open_listener_security, open_log, open_state
+from gateway.runtime.spawn import Tasks
+from gateway.settings.config import Config
 
 
 class WatchedTasks(Tasks):

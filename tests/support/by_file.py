@@ -27,7 +27,7 @@ LONGEST = (
     "tests/spark_sinks/",
     "tests/faults/",
     "tests/interop/",
-    "tests/gateway/test_process.py",
+    "tests/gateway/process/test_process.py",
     "tests/loadtest/",
     "tests/gateway/",
 )

@@ -24,7 +24,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from gateway import spawn
+from gateway.runtime import spawn
 
 
 class InjectedError(Exception):
@@ -159,8 +159,8 @@ def listen(path: Path, switch: Switch) -> None:
 
 def main() -> None:
     """Run `trivium` with the switch."""
-    from gateway import app
-    from gateway.cli import app as command
+    from gateway.process import app
+    from gateway.process.cli import app as command
 
     path = Path(sys.argv[1])
     switch = Switch()

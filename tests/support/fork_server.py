@@ -15,8 +15,8 @@ import socket
 import sys
 from typing import Any, Final
 
-import gateway.app  # noqa: F401 - what `trivium up` imports
-from gateway.cli import main
+import gateway.process.app  # noqa: F401 - what `trivium up` imports
+from gateway.process.cli import main
 
 LARGEST: Final = 1 << 17
 """The largest request, in bytes; the environment is most of it."""

@@ -15,7 +15,6 @@ import sys
 import threading
 import warnings
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import pytest
 import pytest_timeout
@@ -36,14 +35,14 @@ class Loop(uvloop.Loop):
     _main: Any = None  # the future of `run_until_complete`
     _interrupted: Any = None  # the one that was cancelled
     _stopped = False
-    _opened_by: WeakKeyDictionary[Any, str]  # transport -> the test that was running
+    _opened_by: dict[Any, str]  # our address -> the test that connected from it last
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
         """Connect, and remember which test did."""
         transport, protocol = await super().create_connection(*args, **options)
         if not hasattr(self, "_opened_by"):
-            self._opened_by = WeakKeyDictionary()
-        self._opened_by[transport] = os.environ.get("PYTEST_CURRENT_TEST", "no test")
+            self._opened_by = {}
+        self._opened_by[transport.get_extra_info("sockname")] = os.environ.get("PYTEST_CURRENT_TEST", "no test")
         return transport, protocol
 
     def run_until_complete(self, future: Any) -> Any:
@@ -92,7 +91,7 @@ class Loop(uvloop.Loop):
                 test that opened it.
         """
         opened_by = getattr(self, "_opened_by", {})
-        left = [f"{_ends(one)}, opened by {opened_by.get(one, 'a peer')}" for one in _connections()]
+        left = [f"{_ends(one)}, opened by {opened_by.get(one.get_extra_info('sockname'))}" for one in _connections()]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             super().close()

@@ -11,8 +11,8 @@ import msgspec
 from flowcontrol.budget import UNBOUNDED
 from gateway.net.protocol_listener import ProtocolServer
 from gateway.net.pump import Pump
-from gateway.pauses import PROCESS_BUDGET
-from gateway.spawn import Spawn
+from gateway.runtime.spawn import Spawn
+from gateway.views.pauses import PROCESS_BUDGET
 from protocols.connection import ConnectionFailed
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from gateway.config import Address, SecurityConfig
-from gateway.net.http_server import HttpServer
+from gateway.net.http.http_server import HttpServer
 from gateway.net.listener import Listener, Server
 from gateway.net.proxied import Proxies
 from gateway.net.strangers import Strangers
-from gateway.security.authentication import Authenticator
 from gateway.security.entrance import Entrance
+from gateway.security.login.authentication import Authenticator
+from gateway.settings.config import Address, SecurityConfig
 from gateway.settings.listeners import ListenerSettings
 
 LOCAL = Address("127.0.0.1:0")

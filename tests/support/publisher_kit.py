@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from gateway.config import BudgetConfig, KafkaConfig
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.publish.publisher import Publisher
+from gateway.settings.config import BudgetConfig, KafkaConfig
 from mapping.outcomes import Outcome
 from tests.support.frozen import freeze as freeze_process
 from tests.support.topics import create_topic, read_all

@@ -10,7 +10,7 @@ from urllib.parse import unquote_plus
 import pytest
 from aiohttp import web
 
-from gateway.config import KafkaConfig
+from gateway.settings.config import KafkaConfig
 from tests.support import hung
 from tools.acls import allow_gateway
 from tools.cluster import Cluster, new_cluster

@@ -9,12 +9,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gateway.config import BudgetConfig, ConfigError, KafkaConfig
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
+from gateway.settings.config import BudgetConfig, ConfigError, KafkaConfig
 from mapping.outcomes import Outcome
 from mapping.record import Received
 

@@ -17,7 +17,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from gateway.cli import main
+from gateway.process.cli import main
 from tests.support.gateway import GatewayProcess
 from tests.support.waiting import wait_until
 

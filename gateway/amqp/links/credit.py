@@ -11,7 +11,7 @@ from collections.abc import Callable
 from flowcontrol.budget import Budget
 from flowcontrol.gate import Gate
 from gateway.kafka.publish.publisher import Publisher
-from gateway.pauses import PROCESS, PROCESS_BUDGET, TOPIC_BUDGET, Pause, pauses
+from gateway.views.pauses import PROCESS, PROCESS_BUDGET, TOPIC_BUDGET, Pause, pauses
 
 
 class CreditGates:

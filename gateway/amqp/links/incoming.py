@@ -19,9 +19,9 @@ from gateway.amqp.answers import delivery_state
 from gateway.amqp.counters import Counts
 from gateway.amqp.links.credit import CreditGates
 from gateway.amqp.links.peer import Peer
-from gateway.flow import Window, shown
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
+from gateway.views.flow import Window, shown
 from mapping.amqp._native import to_record, to_records
 from mapping.amqp.incoming import Destination, Unmappable
 from mapping.outcomes import Outcome

@@ -25,16 +25,16 @@ from gateway.amqp.links.peer import Peer
 from gateway.amqp.links.subscriptions import Subscriptions
 from gateway.amqp.nodes import NodeConsumer
 from gateway.amqp.sources import Source
-from gateway.failures import failures
-from gateway.flow import Window, shown
 from gateway.kafka.contracts import Refused
-from gateway.kafka.groups.assignment import AssignedPartition
+from gateway.kafka.groups.delivery.assignment import AssignedPartition
 from gateway.kafka.groups.membership import Membership
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.read.live_reader import LiveReader
-from gateway.pauses import NO_CREDIT, OUTGOING_BUDGET, OUTGOING_RATES, SLOW_READER, UNSETTLED, Pause, pauses
-from gateway.security.authorization import Grant
-from gateway.security.group_names import GroupNames
+from gateway.runtime.failures import failures
+from gateway.security.rights.authorization import Grant
+from gateway.security.rights.group_names import GroupNames
+from gateway.views.flow import Window, shown
+from gateway.views.pauses import NO_CREDIT, OUTGOING_BUDGET, OUTGOING_RATES, SLOW_READER, UNSETTLED, Pause, pauses
 from mapping.amqp._native import from_records
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
 from mapping.record import Received

@@ -14,16 +14,16 @@ import msgspec
 
 from flowcontrol.budget import ConnectionBudget
 from gateway.audit.trail import audit, where_of
-from gateway.flow import subject
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.sender_partitions import Places, Sender
 from gateway.limits.brakes import CreditPause, SendingPause
 from gateway.net.pump import Pump
-from gateway.pauses import SLOW_READER, Pause, pauses
-from gateway.security.authorization import Grant
 from gateway.security.identity import Identity, share_of
+from gateway.security.rights.authorization import Grant
 from gateway.security.throttle import address_of
+from gateway.views.flow import subject
+from gateway.views.pauses import SLOW_READER, Pause, pauses
 from mapping.amqp.addresses import AddressError, TargetAddress, parse_target
 from mapping.amqp.incoming import Destination, gateway_headers
 from protocols.amqp.connection import Connection
@@ -92,7 +92,7 @@ class Peer(abc.ABC):
 
     @property
     def subject(self) -> str:
-        """The connection's name in reports of pauses; see `gateway.flow.Flowing`."""
+        """The connection's name in reports of pauses; see `gateway.views.flow.Flowing`."""
         return subject("amqp", self.container_id, self.pump.peer)
 
     @property

@@ -23,7 +23,7 @@ from gateway.kafka.driver.admin_client import AdminClient
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.driver.lifecycle import OnDemand
 from gateway.kafka.driver.wire import FixedRequest
-from gateway.spawn import Spawn
+from gateway.runtime.spawn import Spawn
 from mapping.outcomes import Outcome
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ from aiokafka import errors
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.admin import ApiVersionRequest
 
-from gateway.config import Config, ConfigError
 from gateway.kafka.cluster.rights import CREATE, DESCRIBE, NEEDS, Resource, lacking
 from gateway.kafka.cluster.rights_trials import OWN_TOPIC, denied
 from gateway.kafka.cluster.topic_queries import TopicQueries
@@ -23,7 +22,8 @@ from gateway.kafka.driver import wire
 from gateway.kafka.driver.acl_requests import AclsUnknown, all_acls, read_acls
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.driver.login import logins
-from gateway.spawn import Tasks
+from gateway.runtime.spawn import Tasks
+from gateway.settings.config import Config, ConfigError
 
 CONNECT_S: Final = 15.0
 CLOCK_S: Final = 1.0

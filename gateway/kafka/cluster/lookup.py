@@ -10,13 +10,13 @@ import msgspec
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
-from gateway.failures import failures
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.brokers import Brokers
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.driver.lifecycle import OnDemand
-from gateway.spawn import Spawn
+from gateway.runtime.failures import failures
+from gateway.runtime.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 

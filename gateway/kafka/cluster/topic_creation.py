@@ -18,16 +18,16 @@ from typing import Annotated, Final
 import msgspec
 from aiokafka import errors
 
-from gateway.config import KafkaConfig
-from gateway.failures import Repeats, failures
 from gateway.kafka.cluster.topic_queries import TopicQueries, refused_by
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.topic_requests import BROKERS_DEFAULT, create_topics_request
-from gateway.spawn import Spawn
-from gateway.statistics import counter, gauge
+from gateway.runtime.failures import Repeats, failures
+from gateway.runtime.spawn import Spawn
+from gateway.settings.config import KafkaConfig
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX
+from telemetry.statistics import counter, gauge
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.admin import DescribeConfigsRequest
 
-from gateway.config import KafkaConfig
 from gateway.kafka.cluster.topic_info import CONFIG_NAMES, TopicInfo, configured, info_of
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.driver.lifecycle import OnDemand
-from gateway.spawn import Spawn
+from gateway.runtime.spawn import Spawn
+from gateway.settings.config import KafkaConfig
 from mapping.outcomes import Outcome
 
 BEHIND_S: Final = 2.0

@@ -16,9 +16,9 @@ from gateway.kafka.cluster.topic_info import TopicInfo, info_of
 from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
-from gateway.statistics import gauge
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
+from telemetry.statistics import gauge
 
 log = logging.getLogger(__name__)
 

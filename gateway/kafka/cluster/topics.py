@@ -10,16 +10,16 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, Final, NamedTuple
 
-from gateway.config import KafkaConfig
-from gateway.failures import failures
 from gateway.kafka.cluster.topic_creation import Creation, PartitionCapacity, Wanted, any_capacity
 from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo, info_of
 from gateway.kafka.cluster.topic_queries import SharedRequest, TopicQueries
 from gateway.kafka.cluster.topic_safety import TopicSafety
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.outage import outage
-from gateway.recent import Recent
-from gateway.spawn import Spawn
+from gateway.runtime.failures import failures
+from gateway.runtime.recent import Recent
+from gateway.runtime.spawn import Spawn
+from gateway.settings.config import KafkaConfig
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 

@@ -48,8 +48,8 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest
 from gateway.kafka.driver.login import Login
 from gateway.kafka.driver.tokens import LoginError
 from gateway.kafka.driver.wire import FixedRequest
+from gateway.runtime.spawn import start_contained
 from gateway.settings.values import ConfigError
-from gateway.spawn import start_contained
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.config import ConfigError, KafkaConfig
 from gateway.kafka.driver.broker_connection import use_broker_connections
 from gateway.kafka.driver.login import logins
+from gateway.settings.config import ConfigError, KafkaConfig
 
 # Whoever has these settings, a script too, logs in with them: aiokafka's own connections cannot.
 use_broker_connections()

@@ -21,8 +21,8 @@ from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
-from gateway.failures import failures
-from gateway.kafka.driver.fetch_sessions import SessionFetcher
+from gateway.kafka.driver.fetch.fetch_sessions import SessionFetcher
+from gateway.runtime.failures import failures
 from mapping.record import Received
 
 ISOLATION: Final = "read_committed"  # records of open or aborted transactions are not messages yet

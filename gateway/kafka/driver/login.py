@@ -20,13 +20,13 @@ import msgspec
 from aiokafka.abc import AbstractTokenProvider
 from cryptography import x509
 
-from gateway.failures import Repeats
-from gateway.files import stamp
 from gateway.kafka.driver.tokens import LoginError, Token, read_secret, token_source
+from gateway.runtime.failures import Repeats
+from gateway.runtime.files import stamp
+from gateway.runtime.spawn import start_contained
 from gateway.settings.kafka import KafkaConfig
 from gateway.settings.values import ConfigError
-from gateway.spawn import start_contained
-from gateway.statistics import counter, gauge
+from telemetry.statistics import counter, gauge
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.failures import Repeats
+from gateway.runtime.failures import Repeats
 
 log = logging.getLogger(__name__)
 

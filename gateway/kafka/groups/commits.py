@@ -23,8 +23,8 @@ from flowcontrol.offsets import LEDGER
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.kafka_consumer import commit_offsets, next_offset
-from gateway.kafka.groups.assignment import AssignedPartition
-from gateway.kafka.groups.dispatch import Dispatch
+from gateway.kafka.groups.delivery.assignment import AssignedPartition
+from gateway.kafka.groups.delivery.dispatch import Dispatch
 
 log = logging.getLogger(__name__)
 

@@ -28,14 +28,14 @@ from gateway.kafka.cluster.cluster_admin import ClusterAdmin
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions
-from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
 from gateway.kafka.groups.commits import EARLY_RATE
+from gateway.kafka.groups.delivery.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.groups.refusals import not_joined
 from gateway.kafka.groups.statistics import GroupsStatistics, GroupStatistics
 from gateway.kafka.groups.times import GroupTimes
 from gateway.kafka.read.catch_up_reader import CatchUpReader
-from gateway.spawn import Spawn
+from gateway.runtime.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Received
 

@@ -32,7 +32,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver.fetching import fetch, position, without_leader
+from gateway.kafka.driver.fetch.fetching import fetch, position, without_leader
 from gateway.kafka.driver.kafka_consumer import (
     ASSIGNORS,
     close_consumer,
@@ -48,7 +48,7 @@ from gateway.kafka.groups.progress import Progress
 from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.groups.refusals import NotAssignedError, answering, not_read
 from gateway.kafka.read.arrivals import Arrivals
-from gateway.spawn import Spawn
+from gateway.runtime.spawn import Spawn
 from mapping.outcomes import Outcome
 
 log = structlog.get_logger(__name__)

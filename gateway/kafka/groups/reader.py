@@ -22,7 +22,6 @@ from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.errors import ConsumerStoppedError, KafkaError
 
 from flowcontrol.bucket import Bucket
-from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import (
@@ -40,9 +39,9 @@ from gateway.kafka.driver.kafka_consumer import (
     subscribe,
 )
 from gateway.kafka.driver.lifecycle import start_consumer
-from gateway.kafka.groups.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
 from gateway.kafka.groups.commits import COMMIT_TIMEOUT_S, LEFT_GROUP, Commits, without_foreign_metadata
-from gateway.kafka.groups.dispatch import Dispatch
+from gateway.kafka.groups.delivery.assignment import AssignedPartition, Condition, Member, SubscriptionFilter
+from gateway.kafka.groups.delivery.dispatch import Dispatch
 from gateway.kafka.groups.fetch_pace import FetchPace
 from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.groups.start_offsets import StartOffsets
@@ -50,7 +49,8 @@ from gateway.kafka.groups.statistics import GroupStatistics, snapshot, unread
 from gateway.kafka.groups.times import GroupTimes
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.delays import GROUP, delays
-from gateway.spawn import Spawn, keep_running
+from gateway.runtime.failures import failures
+from gateway.runtime.spawn import Spawn, keep_running
 
 log = logging.getLogger(__name__)
 

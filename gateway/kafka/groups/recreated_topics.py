@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topic_info import TopicIdentity
-from gateway.kafka.groups.assignment import AssignedPartition
+from gateway.kafka.groups.delivery.assignment import AssignedPartition
 
 
 class RecreatedTopics(msgspec.Struct, eq=False):

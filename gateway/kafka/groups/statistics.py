@@ -8,11 +8,11 @@ from typing import Annotated
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from gateway.kafka.driver.fetching import without_leader
+from gateway.kafka.driver.fetch.fetching import without_leader
 from gateway.kafka.driver.kafka_consumer import next_offset
-from gateway.kafka.groups.assignment import Member
-from gateway.kafka.groups.dispatch import Dispatch
-from gateway.statistics import counter, gauge, structs_by
+from gateway.kafka.groups.delivery.assignment import Member
+from gateway.kafka.groups.delivery.dispatch import Dispatch
+from telemetry.statistics import counter, gauge, structs_by
 
 
 class GroupStatistics(msgspec.Struct, frozen=True):

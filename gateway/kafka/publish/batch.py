@@ -10,7 +10,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 
 from flowcontrol.budget import Budget, ConnectionBudget
 from gateway.kafka.contracts import Owner
-from gateway.kafka.driver.batch_builder import WrittenBatch
+from gateway.kafka.driver.produce.batch_builder import WrittenBatch
 from gateway.kafka.publish.batch_format import HEADER, Codec, Records
 from mapping.record import Record
 

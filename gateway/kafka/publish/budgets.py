@@ -14,18 +14,18 @@ from typing import Annotated, Final
 import msgspec
 
 from flowcontrol.budget import Budget, ConnectionBudget, GroupBudget
-from gateway.config import BudgetConfig
-from gateway.flow import BudgetFlow, budget_flow
-from gateway.pauses import PROCESS, PROCESS_BUDGET, TOPIC_BUDGET, pauses
-from gateway.statistics import gauge
+from gateway.settings.config import BudgetConfig
+from gateway.views.flow import BudgetFlow, budget_flow
+from gateway.views.pauses import PROCESS, PROCESS_BUDGET, TOPIC_BUDGET, pauses
 from mapping.tenants import NO_TENANTS, Tenancy
+from telemetry.statistics import gauge
 
 TENANTS: Final = 200  # number of tenants in the metrics: those with the most bytes in flight
 OUTGOING: Final = "outgoing"  # name of the receivers' budget
 
 
 class BudgetStatistics(msgspec.Struct, frozen=True):
-    """Levels and limits of the budgets. Their shut gates are reported as pauses (`gateway.pauses`)."""
+    """Levels and limits of the budgets. Their shut gates are reported as pauses (`gateway.views.pauses`)."""
 
     limit_bytes: Annotated[
         int, gauge("limit of bytes in flight to Kafka, at which the gateway stops reading from clients")

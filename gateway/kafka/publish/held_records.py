@@ -10,13 +10,13 @@ from typing import Any, Final
 import msgspec
 
 from flowcontrol.budget import Budget
-from gateway.failures import failures
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Owner, Refused
 from gateway.kafka.publish.batch import WITHDRAWN, owner_id
 from gateway.kafka.publish.budgets import Budgets
 from gateway.kafka.publish.sender_partitions import Sender
-from gateway.spawn import Spawn
+from gateway.runtime.failures import failures
+from gateway.runtime.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Record
 

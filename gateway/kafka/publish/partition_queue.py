@@ -21,9 +21,6 @@ import msgspec
 from aiokafka import errors
 
 from flowcontrol.budget import Budget
-from gateway.config import KafkaConfig
-from gateway.failures import failures
-from gateway.fence import Fence
 from gateway.kafka.cluster.error_verdicts import Remedy, Verdict, name_of, verdict
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.cluster.topics import Topics
@@ -31,7 +28,10 @@ from gateway.kafka.contracts import Result
 from gateway.kafka.publish.batch import HEADER_BYTES, WITHDRAWN, Batch
 from gateway.kafka.publish.batch_format import CODECS
 from gateway.kafka.publish.producers import LeasedProducer, Producers
-from gateway.spawn import Spawn
+from gateway.runtime.failures import failures
+from gateway.runtime.fence import Fence
+from gateway.runtime.spawn import Spawn
+from gateway.settings.config import KafkaConfig
 from mapping.outcomes import Outcome
 
 log = logging.getLogger(__name__)

@@ -16,13 +16,13 @@ import msgspec
 from aiokafka import AIOKafkaProducer, TopicPartition, errors
 from aiokafka.structs import RecordMetadata
 
-from gateway.config import KafkaConfig
-from gateway.failures import failures
-from gateway.fence import Fence
-from gateway.kafka.driver.kafka_producer import force_close, new_producer, queue_batch
 from gateway.kafka.driver.lifecycle import start_client, started
+from gateway.kafka.driver.produce.kafka_producer import force_close, new_producer, queue_batch
 from gateway.kafka.publish.batch import Batch
-from gateway.spawn import Spawn
+from gateway.runtime.failures import failures
+from gateway.runtime.fence import Fence
+from gateway.runtime.spawn import Spawn
+from gateway.settings.config import KafkaConfig
 
 METADATA_POLL_S: Final = 0.1
 METADATA_POLLS: Final = 10

@@ -13,9 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowcontrol.gate import Gate
-from gateway.config import BudgetConfig, KafkaConfig
-from gateway.failures import failures
-from gateway.fence import Fence
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.cluster.topics import REACHABLE_S, Topics
 from gateway.kafka.contracts import Owner, Refused, Result
@@ -28,7 +25,10 @@ from gateway.kafka.publish.producers import Producers
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.kafka.publish.settlement import Settlement, Statistics
 from gateway.kafka.publish.topic_writer import TopicWriter
-from gateway.spawn import Spawn
+from gateway.runtime.failures import failures
+from gateway.runtime.fence import Fence
+from gateway.runtime.spawn import Spawn
+from gateway.settings.config import BudgetConfig, KafkaConfig
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, LARGEST_TIMESTAMP, OWN_HEADERS, Record
 from mapping.tenants import NO_TENANTS, Tenancy

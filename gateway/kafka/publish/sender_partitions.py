@@ -14,7 +14,7 @@ import msgspec
 from aiokafka.partitioner import murmur2
 
 from gateway.kafka.publish.partition_queue import PartitionQueue
-from gateway.recent import Recent
+from gateway.runtime.recent import Recent
 
 REMEMBERED: Final = 16_384
 """How many partitions of senders that left are remembered (about 3 MB). The oldest is forgotten first."""

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from gateway.clients import PROTOCOLS
-from gateway.failures import failures
 from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.batch import Batch
-from gateway.statistics import Histogram, counter, gauge, histogram
+from gateway.runtime.failures import failures
+from gateway.views.clients import PROTOCOLS
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX
+from telemetry.statistics import Histogram, counter, gauge, histogram
 
 LATENCY_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 

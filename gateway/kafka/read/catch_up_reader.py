@@ -20,15 +20,15 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
-from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions, is_broken, log_consumer, poll
 from gateway.kafka.driver.lifecycle import keep_consumer
-from gateway.pauses import NO_CAPACITY, pauses
-from gateway.spawn import Spawn, keep_running
-from gateway.statistics import counter, gauge
+from gateway.runtime.failures import failures
+from gateway.runtime.spawn import Spawn, keep_running
+from gateway.views.pauses import NO_CAPACITY, pauses
 from mapping.record import Received
+from telemetry.statistics import counter, gauge
 
 log = logging.getLogger(__name__)
 

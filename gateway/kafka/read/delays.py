@@ -8,8 +8,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gateway.statistics import Histogram, histogram
 from mapping.record import Received
+from telemetry.statistics import Histogram, histogram
 
 BOUNDS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0, 86_400.0)
 LIVE: Final = "live"

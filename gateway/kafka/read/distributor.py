@@ -18,11 +18,11 @@ from typing import Any, Final
 
 from aiokafka import TopicPartition
 
-from gateway.failures import failures
 from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.delays import LIVE, delays
 from gateway.kafka.read.watched_topics import Chosen, Partition, Watch
-from gateway.turns import SLICE_S
+from gateway.runtime.failures import failures
+from gateway.runtime.turns import SLICE_S
 from mapping.record import Received
 
 TURN_S: Final = 0.001

@@ -18,7 +18,7 @@ from aiokafka.errors import OffsetOutOfRangeError, TopicAuthorizationFailedError
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
-from gateway.kafka.driver.fetch_sessions import SessionFetcher, session_fetcher
+from gateway.kafka.driver.fetch.fetch_sessions import SessionFetcher, session_fetcher
 from gateway.kafka.driver.kafka_consumer import (
     ConsumerOptions,
     fetch_wait_ms,
@@ -31,7 +31,7 @@ from gateway.kafka.driver.kafka_consumer import (
 from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.kafka.read.distributor import Fetched
 from gateway.kafka.read.watched_topics import Partition
-from gateway.spawn import Spawn, keep_running
+from gateway.runtime.spawn import Spawn, keep_running
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from gateway.kafka.read.live_consumer import LiveConsumer
 from gateway.kafka.read.metadata_follower import MetadataFollower
 from gateway.kafka.read.start_positions import Start, starting_offsets
 from gateway.kafka.read.watched_topics import LiveStatistics, Partition, PendingCatchUp, Topic, Watch
-from gateway.spawn import Spawn
+from gateway.runtime.spawn import Spawn
 
 log = logging.getLogger(__name__)
 

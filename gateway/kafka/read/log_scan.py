@@ -19,7 +19,7 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.kafka_consumer import ConsumerOptions, log_consumer, poll
 from gateway.kafka.driver.lifecycle import keep_consumer
-from gateway.spawn import Spawn
+from gateway.runtime.spawn import Spawn
 from mapping.record import Received
 
 STALLED_S: Final = 10.0

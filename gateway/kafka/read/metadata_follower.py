@@ -14,7 +14,7 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.brokers import Brokers
 from gateway.kafka.read.watched_topics import Partition, Topic
-from gateway.spawn import Spawn
+from gateway.runtime.spawn import Spawn
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import msgspec
 from aiokafka import TopicPartition
 
-from gateway.failures import failures
 from gateway.kafka.cluster.topic_info import TopicIdentity
 from gateway.kafka.contracts import Fanout, LossySubscriber, Subscriber
 from gateway.kafka.read.catch_up_reader import CatchUpStatistics, Reading
-from gateway.statistics import counter, gauge
+from gateway.runtime.failures import failures
 from mapping.record import Received
+from telemetry.statistics import counter, gauge
 
 Chosen = Collection[tuple[Subscriber | LossySubscriber, Any]]
 """Subscribers, each with the context for its offers."""

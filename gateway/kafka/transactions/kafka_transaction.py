@@ -21,15 +21,15 @@ import msgspec
 from aiokafka import TopicPartition, errors
 from aiokafka.structs import OffsetAndMetadata
 
-from gateway.failures import failures
 from gateway.kafka.cluster.error_verdicts import name_of, verdict
 from gateway.kafka.contracts import Refused, Result
-from gateway.kafka.groups.assignment import AssignedPartition
+from gateway.kafka.groups.delivery.assignment import AssignedPartition
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.kafka.transactions.transactional_producers import TransactionalProducer, TransactionalProducerPool
-from gateway.spawn import Spawn
+from gateway.runtime.failures import failures
+from gateway.runtime.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Record
 

@@ -18,12 +18,12 @@ from typing import Any, Final
 from aiokafka import AIOKafkaProducer, TopicPartition, errors
 from aiokafka.structs import OffsetAndMetadata
 
-from gateway.config import KafkaConfig
-from gateway.failures import failures
-from gateway.kafka.driver.kafka_producer import forget_group, has_failed, new_producer
 from gateway.kafka.driver.lifecycle import start_client, started
+from gateway.kafka.driver.produce.kafka_producer import forget_group, has_failed, new_producer
 from gateway.kafka.publish.producers import LeasedProducer
-from gateway.spawn import Spawn, Tasks
+from gateway.runtime.failures import failures
+from gateway.runtime.spawn import Spawn, Tasks
+from gateway.settings.config import KafkaConfig
 
 log = logging.getLogger(__name__)
 

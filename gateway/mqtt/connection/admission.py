@@ -26,10 +26,10 @@ from gateway.mqtt.connection.subscribing import ANSWER_S
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.net.pump import Pump
-from gateway.security.authorization import Grant
-from gateway.security.exchange import Done, Failed
 from gateway.security.fair_queue import Busy, Unavailable
 from gateway.security.identity import Identity
+from gateway.security.login.exchange import Done, Failed
+from gateway.security.rights.authorization import Grant
 from gateway.security.tenants import NoTenantError
 from mapping.outcomes import Outcome
 from protocols.mqtt import packets

@@ -14,8 +14,6 @@ from typing import Any, Final
 import structlog
 
 from gateway.audit.trail import audit, where_of
-from gateway.clients import CLOSED, CONNECTION_LOG, ClientView
-from gateway.flow import ConnectionFlow, Window, shown
 from gateway.mqtt.connection import connack
 from gateway.mqtt.connection.admission import Admission, Admitted
 from gateway.mqtt.connection.present import report_offline, report_online
@@ -26,8 +24,10 @@ from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
-from gateway.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause, pauses
-from gateway.taps import taps
+from gateway.runtime.taps import taps
+from gateway.views.clients import CLOSED, CONNECTION_LOG, ClientView
+from gateway.views.flow import ConnectionFlow, Window, shown
+from gateway.views.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause, pauses
 from protocols.connection import ConnectionFailed
 from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection
@@ -145,11 +145,11 @@ class Client(ClientPort):
 
     @property
     def load(self) -> int:
-        """See `gateway.flow.Flowing`."""
+        """See `gateway.views.flow.Flowing`."""
         return 0 if self.session is None else self.session.budget.bytes
 
     def flow(self) -> ConnectionFlow | None:
-        """See `gateway.flow.Flowing`. There is one window in each direction (section 4.9)."""
+        """See `gateway.views.flow.Flowing`. There is one window in each direction (section 4.9)."""
         session, pump = self.session, self._pump
         if session is None or pump is None:
             return None
@@ -178,21 +178,21 @@ class Client(ClientPort):
 
     @property
     def identifier(self) -> str:
-        """See `gateway.clients.Connected`."""
+        """See `gateway.views.clients.Connected`."""
         return "" if self.session is None else f"mqtt/{self.client_id}"
 
     @property
     def principal(self) -> str | None:
-        """See `gateway.clients.Connected`."""
+        """See `gateway.views.clients.Connected`."""
         return None if self.session is None else self.session.principal
 
     @property
     def socket(self) -> Pump | None:
-        """See `gateway.clients.Connected`."""
+        """See `gateway.views.clients.Connected`."""
         return self._pump
 
     def view(self, *, whole: bool) -> ClientView:
-        """See `gateway.clients.Connected`."""
+        """See `gateway.views.clients.Connected`."""
         session, pump = self.session, self._pump
         assert session is not None
         assert pump is not None
@@ -330,7 +330,7 @@ class Client(ClientPort):
 
     @property
     def left(self) -> bool:
-        """See `gateway.drain.Departing`."""
+        """See `gateway.views.drain.Departing`."""
         return self.is_over
 
     def prepare_to_leave(self) -> bool:

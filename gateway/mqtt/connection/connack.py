@@ -6,11 +6,11 @@ from typing import Final
 
 import msgspec
 
-from gateway.config import MqttConfig
 from gateway.mqtt.connection.publishing import EXACTLY_ONCE
 from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import PendingWill
-from gateway.security.authorization import Grant
+from gateway.security.rights.authorization import Grant
+from gateway.settings.config import MqttConfig
 from protocols.mqtt.packets import Connect, Version
 from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import ReasonCode

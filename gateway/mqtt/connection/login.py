@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.security.authentication import Exchange
 from gateway.security.entrance import Entrance
-from gateway.security.exchange import Continue, Done, Failed
 from gateway.security.expiry import Expiry
 from gateway.security.identity import Identity
+from gateway.security.login.authentication import Exchange
+from gateway.security.login.exchange import Continue, Done, Failed
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.packets import Auth, Connect
 from protocols.mqtt.properties import Properties

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from flowcontrol.budget import ConnectionBudget
-from gateway.failures import failures
 from gateway.kafka.contracts import Result
 from gateway.limits.brakes import ReadingPause
 from gateway.mqtt.connection.services import Services
@@ -15,7 +14,8 @@ from gateway.mqtt.counters import Counters
 from gateway.mqtt.session.acks import STORED, AckQueue, Slot
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
-from gateway.security.authorization import Grant
+from gateway.runtime.failures import failures
+from gateway.security.rights.authorization import Grant
 from mapping.mqtt.incoming import Inbound
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Record

@@ -19,7 +19,7 @@ from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.session.acks import Slot
-from gateway.recent import Recent
+from gateway.runtime.recent import Recent
 from mapping.dead_letters import refused_letter
 from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, Record

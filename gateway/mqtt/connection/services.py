@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.config import MqttConfig
 from gateway.kafka.publish.publisher import Publisher
 from gateway.limits.limits import Limits
 from gateway.mqtt.connection.refused_again import RefusedAgain
@@ -17,7 +16,8 @@ from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Router
 from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.presence.presence import Presence
-from gateway.security.authorization import AccessList
+from gateway.security.rights.authorization import AccessList
+from gateway.settings.config import MqttConfig
 from mapping.rules import Rules
 
 

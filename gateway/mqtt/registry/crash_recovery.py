@@ -20,7 +20,7 @@ from gateway.kafka.driver.kafka_consumer import ConsumerOptions
 from gateway.kafka.read.log_scan import scan_log
 from gateway.mqtt.session.qos2 import InboundQos2
 from gateway.mqtt.state.records import InflightRecord, Offsets
-from gateway.spawn import Spawn
+from gateway.runtime.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Received
 from protocols.mqtt.states import UNLIMITED

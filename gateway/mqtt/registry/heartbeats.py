@@ -7,8 +7,8 @@ from typing import Final
 
 import structlog
 
-from gateway.identity import GatewayIdentity
 from gateway.mqtt.state.records import GatewayRecord
+from gateway.runtime.identity import GatewayIdentity
 
 log = structlog.get_logger(__name__)
 

@@ -35,7 +35,7 @@ from gateway.mqtt.state.records import (
     decode,
     encode,
 )
-from gateway.turns import in_turns
+from gateway.runtime.turns import in_turns
 from mapping.record import Received
 
 log = structlog.get_logger(__name__)

@@ -6,11 +6,11 @@ from typing import Final
 
 from aiokafka import TopicPartition
 
-from gateway.clients import SUBSCRIPTIONS, ClientView, SessionView, SubscriptionView
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.state.records import NEVER, InflightRecord, Offsets, SessionRecord, decode
+from gateway.views.clients import SUBSCRIPTIONS, ClientView, SessionView, SubscriptionView
 
 PARTITIONS: Final = 1000  # a session with more has no lag in its view
 

@@ -8,7 +8,6 @@ from typing import Final
 
 import structlog
 
-from gateway.fence import Fence
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.heartbeats import FROZEN_S, HEARTBEAT_S
@@ -16,7 +15,8 @@ from gateway.mqtt.registry.session_registry import TOPIC, Sessions
 from gateway.mqtt.registry.takeover import find_abandoned
 from gateway.mqtt.session.lifecycle import Event
 from gateway.mqtt.session.session import Session
-from gateway.spawn import keep_running, run_all
+from gateway.runtime.fence import Fence
+from gateway.runtime.spawn import keep_running, run_all
 
 log = structlog.get_logger(__name__)
 

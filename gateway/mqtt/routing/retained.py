@@ -20,14 +20,14 @@ from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.mqtt.routing.retained_entry import ENTRY_BYTES, Entry, content_bytes
-from gateway.spawn import Spawn, keep_running
-from gateway.statistics import counter, gauge
+from gateway.runtime.spawn import Spawn, keep_running
 from mapping.mqtt.outgoing import Delivery, from_record
 from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record, text_of
 from mapping.rules import Rules
 from protocols.mqtt.retained_names import NameTrie
 from protocols.mqtt.topics import is_valid_name
+from telemetry.statistics import counter, gauge
 
 log = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
-from gateway.failures import failures
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import LossySubscriber, Refused, Subscriber
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.routing.messages import Messages
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.state.records import Offsets, SessionSubscription
-from gateway.spawn import keep_running
+from gateway.runtime.failures import failures
+from gateway.runtime.spawn import keep_running
 from mapping.mqtt.outgoing import Delivery
 from mapping.record import Received
 from mapping.rules import Rules

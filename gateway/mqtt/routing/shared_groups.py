@@ -18,15 +18,15 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway import turns
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
-from gateway.kafka.groups.assignment import SubscriptionFilter
+from gateway.kafka.groups.delivery.assignment import SubscriptionFilter
 from gateway.kafka.groups.membership import Groups, Membership
 from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.routing.router import Match, combine
 from gateway.mqtt.routing.share_starts import ShareStarts, Start
 from gateway.mqtt.state.records import SessionSubscription
+from gateway.runtime import turns
 from mapping.mqtt.outgoing import Delivery
 from mapping.record import Received
 from mapping.rules import Rules

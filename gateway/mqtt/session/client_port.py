@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.audit.trail import audit, where_of
-from gateway.flow import subject
 from gateway.limits.brakes import ReadingPause, SendingPause
 from gateway.limits.limits import ClientLimits, Limits
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.routing.messages import Packets
 from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.net.pump import Pump
-from gateway.security.authorization import Grant
 from gateway.security.identity import Identity, share_of
+from gateway.security.rights.authorization import Grant
 from gateway.security.throttle import address_of
+from gateway.views.flow import subject
 from mapping.record import Received
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.encoding import PreparedPublish

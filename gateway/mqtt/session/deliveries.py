@@ -24,7 +24,7 @@ from gateway.mqtt.session.pending_retained import Pending, RetainedQueue
 from gateway.mqtt.session.self_delivery import OwnCopies
 from gateway.mqtt.session.subscriptions import Subscriptions
 from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, InflightMessage, PendingRetained, SessionSubscription
-from gateway.turns import in_turns
+from gateway.runtime.turns import in_turns
 from mapping.mqtt.outgoing import Delivery, for_subscriber
 from mapping.record import Received
 from protocols.mqtt.encoding import PreparedPublish

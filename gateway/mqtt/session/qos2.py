@@ -20,7 +20,6 @@ from typing import Any, Final
 import msgspec
 
 from flowcontrol.budget import ConnectionBudget
-from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.publish.publisher import Publisher
@@ -31,6 +30,7 @@ from gateway.mqtt.session.journal import Journal
 from gateway.mqtt.session.qos2_states import TABLE, Action, Event, State
 from gateway.mqtt.session.self_delivery import OwnCopies, SelfDelivery
 from gateway.mqtt.state.records import InflightRecord, Offsets
+from gateway.runtime.failures import failures
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Record
 

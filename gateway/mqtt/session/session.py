@@ -13,7 +13,6 @@ import msgspec
 import structlog
 
 from flowcontrol.budget import ConnectionBudget
-from gateway.clients import SUBSCRIPTIONS, SubscriptionView
 from gateway.kafka.contracts import Owner, Refused
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.counters import Counters
@@ -36,8 +35,9 @@ from gateway.mqtt.state.records import (
     SessionSubscription,
 )
 from gateway.mqtt.state.store import SessionStore
-from gateway.pauses import RECEIVE_MAXIMUM
-from gateway.security.authorization import Grant
+from gateway.security.rights.authorization import Grant
+from gateway.views.clients import SUBSCRIPTIONS, SubscriptionView
+from gateway.views.pauses import RECEIVE_MAXIMUM
 from mapping.record import Received
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.topics import is_shared

@@ -8,14 +8,14 @@ from typing import Final
 import msgspec
 import structlog
 
-from gateway.failures import failures
 from gateway.kafka.contracts import Refused
 from gateway.mqtt.routing.shared_groups import Share, SharedSubscriber, Sharing
 from gateway.mqtt.session.deliveries import Deliveries
 from gateway.mqtt.state.records import SessionSubscription
-from gateway.security.authorization import Grant
-from gateway.security.group_names import GroupNames
-from gateway.spawn import Spawn
+from gateway.runtime.failures import failures
+from gateway.runtime.spawn import Spawn
+from gateway.security.rights.authorization import Grant
+from gateway.security.rights.group_names import GroupNames
 from mapping.outcomes import Outcome
 from protocols.mqtt.topics import parse_share
 

@@ -17,8 +17,8 @@ from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
-from gateway.security.authorization import Grant
-from gateway.security.permissions import Operation
+from gateway.security.rights.authorization import Grant
+from gateway.security.rights.permissions import Operation
 from mapping.record import is_topic_name
 from protocols.rest.admin import decode_changes
 from protocols.rest.errors import not_found

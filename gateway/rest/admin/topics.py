@@ -13,7 +13,7 @@ from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
-from gateway.security.authorization import Grant
+from gateway.security.rights.authorization import Grant
 from mapping.outcomes import Outcome
 from mapping.record import is_topic_name
 from protocols.rest.admin import decode_topic

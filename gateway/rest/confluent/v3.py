@@ -26,7 +26,7 @@ from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
-from gateway.security.authorization import Grant
+from gateway.security.rights.authorization import Grant
 from mapping.confluent import ReportData, to_record
 from mapping.record import Headers, Record
 from mapping.rest.incoming import RUN

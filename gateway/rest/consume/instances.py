@@ -21,7 +21,6 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from flowcontrol.admission import Admission, Refusal, client_share
-from gateway.clients import CONNECTION_LOG, SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.member_starts import StartsOfGroups
 from gateway.kafka.groups.polled_member import MemberSettings, PolledMember
@@ -38,9 +37,9 @@ from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
-from gateway.security.authorization import Grant
 from gateway.security.identity import Identity
-from gateway.statistics import counter, gauge
+from gateway.security.rights.authorization import Grant
+from gateway.views.clients import CONNECTION_LOG, SUBSCRIPTIONS, ClientView, SubscriptionView
 from mapping.rest.outgoing import from_record
 from protocols.rest.consuming import (
     CreateConsumer,
@@ -55,6 +54,7 @@ from protocols.rest.errors import SHUTTING_DOWN, Fault, RestError, busy, not_fou
 from protocols.rest.forwarded import base_uri, client_path, group_path, instance_path
 from protocols.rest.media import RECORD_TYPES, Format, accepts
 from protocols.rest.responses import encode
+from telemetry.statistics import counter, gauge
 
 log = structlog.get_logger(__name__)
 connection_log = structlog.get_logger(CONNECTION_LOG)
@@ -128,16 +128,16 @@ class Instance:
 
     @property
     def identifier(self) -> str:
-        """See `gateway.clients.Connected`; unique for each group and name."""
+        """See `gateway.views.clients.Connected`; unique for each group and name."""
         return f"http/consumer/{quote(self.group, safe=_PLAIN)}/{self.name}"
 
     @property
     def principal(self) -> str:
-        """See `gateway.clients.Connected`."""
+        """See `gateway.views.clients.Connected`."""
         return self.owner.name
 
     def view(self, *, whole: bool) -> ClientView:
-        """See `gateway.clients.Connected`."""
+        """See `gateway.views.clients.Connected`."""
         view = ClientView(
             id=self.identifier,
             protocol="http",

@@ -20,7 +20,7 @@ from aiokafka import TopicPartition
 
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
-from gateway.net.http_server import SERVER
+from gateway.net.http.http_server import SERVER
 from gateway.rest.consume.page_size import reserved_page
 from gateway.rest.consume.start_positions import Span, find_span
 from gateway.rest.server.call import Call
@@ -28,9 +28,8 @@ from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
-from gateway.security.authorization import Grant
-from gateway.security.permissions import Permission
-from gateway.statistics import counter, gauge
+from gateway.security.rights.authorization import Grant
+from gateway.security.rights.permissions import Permission
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter, view, view_line
 from mapping.tenants import Names
@@ -38,7 +37,8 @@ from protocols.rest.errors import busy
 from protocols.rest.media import FORMATS, Format
 from protocols.rest.positions import BEGINNING, format_position, wanted
 from protocols.rest.responses import Page
-from protocols.rest.streaming import LINES_TYPE, Lines
+from protocols.rest.streams.streaming import LINES_TYPE, Lines
+from telemetry.statistics import counter, gauge
 
 PAGES_AT_ONCE: Final = 8  # pages filled concurrently; with `http.poll_max_bytes` it bounds their memory
 FILL_S: Final = 10.0  # the longest time to fill a page, and to wait for a slot

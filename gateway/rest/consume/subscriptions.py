@@ -17,7 +17,7 @@ from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
-from gateway.security.authorization import Grant
+from gateway.security.rights.authorization import Grant
 from mapping.tenants import Names
 from protocols.rest.consuming import (
     EXCLUSIVE,

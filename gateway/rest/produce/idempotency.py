@@ -17,7 +17,6 @@ import msgspec
 from aiohttp import web
 from aiokafka import TopicPartition
 
-from gateway.failures import failures
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.publisher import Publisher
@@ -27,13 +26,14 @@ from gateway.rest.produce.idempotency_table import REQUESTS, KeptRequest, Reques
 from gateway.rest.produce.tickets import Ticket, common_failure, error_of, submit_allowed
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.call import Call
-from gateway.security.authorization import Grant
-from gateway.spawn import Spawn
-from gateway.statistics import counter, gauge
+from gateway.runtime.failures import failures
+from gateway.runtime.spawn import Spawn
+from gateway.security.rights.authorization import Grant
 from mapping.outcomes import Outcome
 from mapping.record import GW_REQUEST, Received, Record
 from protocols.rest.errors import INTERNAL_ERROR, RestError, busy, too_many, unprocessable
 from protocols.rest.responses import ErrorBody, Stored, encode, encode_results
+from telemetry.statistics import counter, gauge
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ import msgspec
 from aiohttp import StreamReader, web
 
 from flowcontrol.admission import Admission, Refusal, client_share
-from gateway.config import HttpConfig
 from gateway.kafka.publish.publisher import Publisher
 from gateway.rest.produce.streamed_records import Upload
 from gateway.rest.produce.tickets import denied_key
@@ -19,15 +18,16 @@ from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
-from gateway.security.authorization import Grant
-from gateway.statistics import counter, gauge
-from gateway.turns import Slices
+from gateway.runtime.turns import Slices
+from gateway.security.rights.authorization import Grant
+from gateway.settings.config import HttpConfig
 from mapping.record import Headers, Record
 from mapping.rest.incoming import from_lines
 from protocols.rest.errors import SHUTTING_DOWN, RestError, busy, too_many
 from protocols.rest.responses import ErrorBody, error_body
 from protocols.rest.splitters import LineSplitter
-from protocols.rest.streaming import LINES_TYPE
+from protocols.rest.streams.streaming import LINES_TYPE
+from telemetry.statistics import counter, gauge
 
 
 class UploadsStatistics(msgspec.Struct):

@@ -14,12 +14,10 @@ import msgspec
 from aiohttp import web
 
 from flowcontrol.budget import ConnectionBudget
-from gateway.config import HttpConfig
-from gateway.failures import failures
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
-from gateway.net.http_server import HttpConnection
+from gateway.net.http.http_server import HttpConnection
 from gateway.rest.produce.idempotency import KEY_FIELD, KeyedRequests, request_key
 from gateway.rest.produce.tickets import (
     Results,
@@ -37,8 +35,9 @@ from gateway.rest.server.direct_requests import DirectRequest
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard, ProduceSlot
 from gateway.rest.server.request_login import forbidden
-from gateway.security.authorization import Grant
-from gateway.statistics import counter, gauge
+from gateway.runtime.failures import failures
+from gateway.security.rights.authorization import Grant
+from gateway.settings.config import HttpConfig
 from mapping.outcomes import Outcome
 from mapping.record import GW_CLIENT, GW_PROTOCOL, Headers, Record
 from mapping.rest.events import event_record
@@ -47,6 +46,7 @@ from protocols.rest.cloud_events import BATCH_TYPE, ENVELOPES, EVENT_TYPE, from_
 from protocols.rest.errors import Fault, RestError, unprocessable
 from protocols.rest.media import Format, produce_format
 from protocols.rest.responses import Stored, encode_results
+from telemetry.statistics import counter, gauge
 
 
 class Storing:

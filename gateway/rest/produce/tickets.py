@@ -11,7 +11,7 @@ from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.rest.server.request_login import forbidden
-from gateway.security.authorization import Grant
+from gateway.security.rights.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Record
 from protocols.rest.errors import Fault, RestError, not_found, retry_after

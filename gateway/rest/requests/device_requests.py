@@ -15,15 +15,14 @@ from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.lingering import LingeringWatch
 from gateway.kafka.read.live_reader import LiveReader
-from gateway.net.http_server import SERVER
+from gateway.net.http.http_server import SERVER
 from gateway.rest.produce.tickets import Ticket, raise_common_failure
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
-from gateway.security.authorization import Grant
-from gateway.statistics import counter, gauge
+from gateway.security.rights.authorization import Grant
 from mapping.amqp.addresses import AddressError, parse_target, path_of
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_TOPIC, Header, Received, Record
@@ -31,6 +30,7 @@ from mapping.rest_requests import answer_fields, correlation_of, request_headers
 from mapping.tenants import Names
 from protocols.mqtt.topics import is_valid_name
 from protocols.rest.errors import RestError, busy, too_many, unprocessable
+from telemetry.statistics import counter, gauge
 
 LINGER_S: Final = 30.0  # how long the reply topic is read after the last request, to count late answers
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from aiohttp import web
 
-from gateway.net.http_server import SERVER
+from gateway.net.http.http_server import SERVER
 from gateway.security.throttle import peer_of
 from protocols.rest.errors import RestError
 from protocols.rest.media import CONTROL_TYPE, RECORD_TYPES, Format

@@ -8,8 +8,8 @@ from typing import Any, Final, cast
 from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion11
 
-from gateway.net.http_requests import AuthenticatedClient
-from gateway.net.http_server import SERVER, HttpConnection
+from gateway.net.http.http_requests import AuthenticatedClient
+from gateway.net.http.http_server import SERVER, HttpConnection
 from gateway.observe.tracing import RequestSpan
 from gateway.rest.server.audited import audit_change
 from gateway.rest.server.body import BodyReader, answer_expectation

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from flowcontrol.bucket import RateLimit
-from gateway.flow import subject
 from gateway.limits.brakes import Pace
 from gateway.limits.limits import LimitExceeded, Limits
-from gateway.net.http_requests import AuthenticatedClient
-from gateway.net.http_server import HttpConnection
-from gateway.pauses import pauses
+from gateway.net.http.http_requests import AuthenticatedClient
+from gateway.net.http.http_server import HttpConnection
 from gateway.rest.server.audited import audit_login
 from gateway.security.identity import Identity
+from gateway.views.flow import subject
+from gateway.views.pauses import pauses
 from protocols.rest.errors import too_many
 
 PAUSE_S: Final = 60

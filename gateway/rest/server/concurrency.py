@@ -7,8 +7,8 @@ from typing import Annotated, Final
 import msgspec
 
 from flowcontrol.admission import Admission, Refusal
-from gateway.statistics import counter, gauge
 from protocols.rest.errors import busy, too_many
+from telemetry.statistics import counter, gauge
 
 _FULL: Final = "The gateway has too many requests in progress; try again"
 _GREEDY: Final = "You have too many requests in progress; wait for some of their answers"

@@ -12,7 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
-from gateway.net.http_server import SERVER
+from gateway.net.http.http_server import SERVER
 from protocols.rest.errors import RestError
 
 ANY: Final = "*"

@@ -12,14 +12,14 @@ from typing import Final, Protocol, cast
 
 from aiohttp import hdrs, web
 
-from gateway.net.http_requests import Prepared, Request
-from gateway.net.http_server import HttpConnection
+from gateway.net.http.http_requests import Prepared, Request
+from gateway.net.http.http_server import HttpConnection
 from gateway.rest.server.answers import control_answer, direct_answer
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.rest.server.overload import ProduceSlot
 from gateway.rest.server.request_login import RequestLogin
-from gateway.security.authorization import Grant
+from gateway.security.rights.authorization import Grant
 
 MAX_COPIED_BYTES: Final = 64 * 1024
 """The longest body that is copied behind its head; a longer one would be in memory twice until it is read."""

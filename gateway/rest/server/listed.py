@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterable
 from typing import cast
 
-from gateway.clients import ClientView
-from gateway.flow import subject
-from gateway.net.http_server import HttpConnection
+from gateway.net.http.http_server import HttpConnection
+from gateway.views.clients import ClientView
+from gateway.views.flow import subject
 
 
 class ListedConnection:
-    """One connection; a `gateway.clients.Connected`."""
+    """One connection; a `gateway.views.clients.Connected`."""
 
     __slots__ = ("socket",)
 

@@ -9,11 +9,11 @@ import msgspec
 import yaml
 from aiohttp import web
 
-from gateway.net.http_server import SERVER
+from gateway.net.http.http_server import SERVER
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
-from gateway.version import version
+from gateway.runtime.version import version
 from protocols.rest.contract import Contract, assemble
 from protocols.rest.errors import not_found
 from protocols.rest.forwarded import encoded

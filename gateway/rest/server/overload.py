@@ -6,12 +6,12 @@ from typing import Final, Self
 
 from flowcontrol.admission import Admission, Refusal, client_share
 from flowcontrol.budget import ConnectionBudget
-from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
 from gateway.kafka.publish.publisher import Publisher
 from gateway.limits.brakes import Pace, Turn
-from gateway.net.http_server import HttpConnection
+from gateway.net.http.http_server import HttpConnection
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.security.identity import Identity
+from gateway.views.flow import ConnectionFlow, Flowing, Window, shown, subject
 from protocols.rest.errors import busy, too_many
 
 BODIES_LIMIT: Final = 64 * 1024 * 1024
@@ -105,7 +105,7 @@ class OverloadGuard:
 
 
 class ProduceSlot:
-    """One produce request in progress, until the end of its `with` block or `leave`; a `gateway.flow.Flowing`."""
+    """One produce request in progress, until the end of its `with` block or `leave`; a `gateway.views.flow.Flowing`."""
 
     __slots__ = (
         "_connection", "_guard", "_limits", "_principal", "_size", "_topic", "budget", "client", "pace", "records",
@@ -160,16 +160,16 @@ class ProduceSlot:
 
     @property
     def subject(self) -> str:
-        """See `gateway.flow.Flowing`."""
+        """See `gateway.views.flow.Flowing`."""
         return subject("http", self._principal, self._connection.peer)
 
     @property
     def load(self) -> int:
-        """See `gateway.flow.Flowing`."""
+        """See `gateway.views.flow.Flowing`."""
         return self._size if self.budget is None else self.budget.bytes
 
     def flow(self) -> ConnectionFlow:
-        """See `gateway.flow.Flowing`. A request has no window: all its records are in flight."""
+        """See `gateway.views.flow.Flowing`. A request has no window: all its records are in flight."""
         budget, transport = self.budget, self._connection.transport
         records = self.records if budget is None else budget.records
         return ConnectionFlow(

@@ -9,11 +9,10 @@ from typing import Any, Final, cast
 import structlog
 from aiohttp import web
 
-from gateway.failures import failures
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.refusals import NotAssignedError
-from gateway.net.http_server import SERVER, HttpConnection
-from gateway.net.upgrade import UpgradeError, WebSocketEndpoint
+from gateway.net.http.http_server import SERVER, HttpConnection
+from gateway.net.http.upgrade import UpgradeError, WebSocketEndpoint
 from gateway.observe.tracing import Tracing
 from gateway.rest.server.answers import error_answer
 from gateway.rest.server.audited import audit_denied, audit_refusal
@@ -25,7 +24,8 @@ from gateway.rest.server.content_coding import compress
 from gateway.rest.server.cors import Cors, allowed, is_preflight
 from gateway.rest.server.operation_set import Handler, OperationSet
 from gateway.rest.server.request_login import TOKEN_PARAMETER, RequestLogin
-from gateway.security.authorization import Grant
+from gateway.runtime.failures import failures
+from gateway.security.rights.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.tenants import Names
 from protocols.rest.confluent import Dialect

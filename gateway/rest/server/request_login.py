@@ -6,13 +6,13 @@ from typing import Final, cast
 
 from aiohttp import web
 
-from gateway.net.http_requests import AuthenticatedClient
-from gateway.net.http_server import HttpConnection
-from gateway.security.authorization import AccessList
-from gateway.security.credentials import name_and_password
+from gateway.net.http.http_requests import AuthenticatedClient
+from gateway.net.http.http_server import HttpConnection
 from gateway.security.fair_queue import Busy, Unavailable
 from gateway.security.identity import Identity, share_of
+from gateway.security.login.credentials import name_and_password
 from gateway.security.origins import Origins
+from gateway.security.rights.authorization import AccessList
 from gateway.security.tenants import NoTenantError, without_tenant
 from protocols.rest.errors import RestError, busy
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.live_reader import LiveReader
-from gateway.security.permissions import Permission
+from gateway.security.rights.permissions import Permission
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter
 from protocols.rest.positions import format_position

@@ -6,9 +6,9 @@ from typing import Final, Protocol
 
 from flowcontrol.budget import ReceiverBudget
 from gateway.kafka.groups.membership import Membership, OffsetReset
-from gateway.pauses import OUTGOING_BUDGET, pauses
 from gateway.rest.services import RestServices
-from gateway.security.authorization import Grant
+from gateway.security.rights.authorization import Grant
+from gateway.views.pauses import OUTGOING_BUDGET, pauses
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter
 from protocols.rest.positions import BEGINNING

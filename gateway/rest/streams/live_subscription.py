@@ -6,21 +6,23 @@ import functools
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from gateway.flow import Window, shown
-from gateway.pauses import NO_CREDIT, Pause
-from gateway.pauses import UNSETTLED as TOO_MUCH
 from gateway.rest.consume.start_positions import find_span
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds, FeedSubscriber, Form
 from gateway.rest.streams.group_subscriber import GroupSubscriber, is_refused
-from gateway.security.authorization import Grant
+from gateway.security.rights.authorization import Grant
+from gateway.views.flow import Window, shown
+from gateway.views.pauses import NO_CREDIT, Pause
+from gateway.views.pauses import UNSETTLED as TOO_MUCH
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter, view_line
 from mapping.tenants import Names
 from protocols.rest.errors import RestError, unprocessable
-from protocols.rest.live_connection import text_frame
-from protocols.rest.live_messages import (
+from protocols.rest.media import Format
+from protocols.rest.positions import BEGINNING, END, format_position
+from protocols.rest.streams.live_connection import text_frame
+from protocols.rest.streams.live_messages import (
     LARGEST_CREDIT,
     Subscribe,
     delivery_message,
@@ -28,8 +30,6 @@ from protocols.rest.live_messages import (
     record_message,
     subscribed,
 )
-from protocols.rest.media import Format
-from protocols.rest.positions import BEGINNING, END, format_position
 
 UNSETTLED: Final = 10_000  # records of one subscription that its client has neither acknowledged nor released
 

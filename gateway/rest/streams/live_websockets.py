@@ -15,14 +15,11 @@ from typing import Annotated, Any, Final
 import msgspec
 from aiohttp import web
 
-from gateway.clients import SubscriptionView
-from gateway.flow import ConnectionFlow, Window, fullest
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.limits.brakes import ReadingPause
+from gateway.net.http.upgrade import check_upgrade
 from gateway.net.pump import Pump
-from gateway.net.upgrade import check_upgrade
-from gateway.pauses import PROCESS, PROCESS_BUDGET, UNANSWERED, pauses
 from gateway.rest.present import BY_SERVER, STOPPED
 from gateway.rest.produce.tickets import Ticket, submit_allowed
 from gateway.rest.server.audited import FORBIDDEN, audit_denied
@@ -33,12 +30,14 @@ from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
 from gateway.rest.streams.live_subscription import Subscription
 from gateway.rest.streams.stream_session import Streams, StreamSession
-from gateway.statistics import counter, gauge
+from gateway.views.clients import SubscriptionView
+from gateway.views.flow import ConnectionFlow, Window, fullest
+from gateway.views.pauses import PROCESS, PROCESS_BUDGET, UNANSWERED, pauses
 from mapping.rest.incoming import to_records
 from protocols.connection import ConnectionClosed, ConnectionFailed
 from protocols.rest.errors import SHUTTING_DOWN, RestError, busy
-from protocols.rest.live_connection import LiveConnection
-from protocols.rest.live_messages import (
+from protocols.rest.streams.live_connection import LiveConnection
+from protocols.rest.streams.live_messages import (
     SUBPROTOCOL,
     Acknowledge,
     BadMessage,
@@ -52,6 +51,7 @@ from protocols.rest.live_messages import (
     unsubscribed,
 )
 from protocols.websocket import POLICY_VIOLATION, SERVICE_RESTART
+from telemetry.statistics import counter, gauge
 
 MOST_SUBSCRIPTIONS: Final = 256  # of one connection
 MAX_UNANSWERED: Final = 1024  # unanswered produce messages of one connection; at this number it is not read
@@ -158,7 +158,7 @@ class LiveSession(StreamSession):
     # for operators
 
     def flow(self) -> ConnectionFlow:
-        """See `gateway.flow.Flowing`."""
+        """See `gateway.views.flow.Flowing`."""
         flow = super().flow()
         flow.windows_total = 1 + len(self._subscriptions)
         shared = pauses.since(PROCESS_BUDGET, PROCESS) if self.pump.is_paused_for(PROCESS_BUDGET) else None
@@ -303,7 +303,7 @@ class LiveSession(StreamSession):
 
     @property
     def may_leave(self) -> bool:
-        """See `gateway.drain.Departing`."""
+        """See `gateway.views.drain.Departing`."""
         return not self.unanswered
 
     def leave(self) -> None:

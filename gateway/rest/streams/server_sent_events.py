@@ -20,9 +20,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from aiohttp import web
 
-from gateway.clients import SubscriptionView
-from gateway.flow import Window
-from gateway.net.http_server import SERVER
+from gateway.net.http.http_server import SERVER
 from gateway.net.pump import Pump
 from gateway.rest.consume.start_positions import find_span
 from gateway.rest.present import BY_CLIENT, BY_SERVER, STOPPED
@@ -32,16 +30,18 @@ from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds, FeedSubscriber, Form
 from gateway.rest.streams.group_subscriber import GroupSubscriber, is_refused
 from gateway.rest.streams.stream_session import PENDING, Streams, StreamSession
-from gateway.statistics import counter, gauge
+from gateway.views.clients import SubscriptionView
+from gateway.views.flow import Window
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter, view_line
 from mapping.tenants import Names
 from protocols.rest.errors import SHUTTING_DOWN, RestError, busy, unprocessable
-from protocols.rest.event_connection import EventConnection
 from protocols.rest.media import Format
 from protocols.rest.positions import BEGINNING, END, wanted
 from protocols.rest.responses import encode
-from protocols.rest.streaming import EVENT_TYPE, chunk, event, retry
+from protocols.rest.streams.event_connection import EventConnection
+from protocols.rest.streams.streaming import EVENT_TYPE, chunk, event, retry
+from telemetry.statistics import counter, gauge
 
 RETRY_MS: Final = 2000
 END_TIMEOUT_S: Final = 2.0  # how long a stream in a group waits at its end for the client's TCP acknowledgements
@@ -155,7 +155,7 @@ class EventStream(StreamSession):
 
     @property
     def left(self) -> bool:
-        """See `gateway.drain.Departing`."""
+        """See `gateway.views.drain.Departing`."""
         return super().left or self._left == 0
 
     def prepare_to_leave(self) -> bool:

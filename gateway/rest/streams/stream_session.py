@@ -10,10 +10,8 @@ from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 from flowcontrol.admission import client_share
-from gateway.clients import CLOSED, SUBSCRIPTIONS, ClientView, Kind, SubscriptionView
-from gateway.flow import ConnectionFlow, Flowing, Window, shown, subject
 from gateway.limits.brakes import SendingPause
-from gateway.net.http_server import HttpConnection
+from gateway.net.http.http_server import HttpConnection
 from gateway.net.pump import Pump
 from gateway.net.pumps import Pumps
 from gateway.presence.ledger import Present
@@ -23,11 +21,13 @@ from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
-from gateway.security.authorization import Grant
 from gateway.security.expiry import Expiry
+from gateway.security.rights.authorization import Grant
+from gateway.views.clients import CLOSED, SUBSCRIPTIONS, ClientView, Kind, SubscriptionView
+from gateway.views.flow import ConnectionFlow, Flowing, Window, shown, subject
 from protocols.rest.errors import busy, too_many
-from protocols.rest.event_connection import EventConnection
-from protocols.rest.live_connection import LiveConnection
+from protocols.rest.streams.event_connection import EventConnection
+from protocols.rest.streams.live_connection import LiveConnection
 
 TOO_MANY: Final = "There are too many streams; try again"
 PENDING: Final = 64 * 1024  # bytes that are written immediately; fewer wait for the end of the loop iteration
@@ -115,18 +115,18 @@ class StreamSession(abc.ABC):
 
     @property
     def left(self) -> bool:
-        """See `gateway.drain.Departing`."""
+        """See `gateway.views.drain.Departing`."""
         return self.pump.closed or self.connection.closing
 
     # flow.Flowing and clients.Connected
 
     @property
     def subject(self) -> str:
-        """See `gateway.flow.Flowing`."""
+        """See `gateway.views.flow.Flowing`."""
         return subject("http", self.principal, self._peer)
 
     def flow(self) -> ConnectionFlow:
-        """See `gateway.flow.Flowing`."""
+        """See `gateway.views.flow.Flowing`."""
         windows = self.windows()
         return ConnectionFlow(
             protocol="http",
@@ -144,16 +144,16 @@ class StreamSession(abc.ABC):
 
     @property
     def identifier(self) -> str:
-        """See `gateway.clients.Connected`."""
+        """See `gateway.views.clients.Connected`."""
         return "" if self.left else f"http/{self._peer}"
 
     @property
     def socket(self) -> Pump:
-        """See `gateway.clients.Connected`."""
+        """See `gateway.views.clients.Connected`."""
         return self.pump
 
     def view(self, *, whole: bool) -> ClientView:
-        """See `gateway.clients.Connected`."""
+        """See `gateway.views.clients.Connected`."""
         view = ClientView(
             id=self.identifier,
             protocol="http",

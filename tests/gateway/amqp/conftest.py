@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.amqp.listener import AmqpServer
-from gateway.assembly import Process, open_listener_security
-from gateway.config import Address, AmqpConfig, SecurityConfig
-from gateway.identity import GatewayIdentity
-from gateway.listeners import make_amqp
+from gateway.amqp.server import AmqpServer
+from gateway.process.assembly import Process, open_listener_security
+from gateway.process.listeners import make_amqp
+from gateway.runtime.identity import GatewayIdentity
+from gateway.settings.config import Address, AmqpConfig, SecurityConfig
 from tests.support.assembled import Assembled, assembled
 
 LOCAL = Address("127.0.0.1:0")

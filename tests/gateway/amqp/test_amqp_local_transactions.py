@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from proton import Described, Message, Terminus, symbol
 from proton.utils import LinkDetached
 
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 from gateway.amqp.transactions import COMMAND_BYTES, COMMAND_CREDIT
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.transactions.kafka_transaction import KafkaTransaction

@@ -14,7 +14,7 @@ from proton import ConnectionException
 from proton.utils import BlockingConnection
 
 from flowcontrol.marks import Marks, read_marks
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 from tests.support.amqp import TIMEOUT, as_client, body_of, data
 from tests.support.gateway import GatewayProcess
 from tests.support.topics import produce, read_all

@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer
 from proton import Delivery, Message
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 
 TIMEOUT = 60
 

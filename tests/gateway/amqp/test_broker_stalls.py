@@ -14,7 +14,7 @@ from proton import Message, Timeout
 from proton.reactor import AtMostOnce, Copy
 from proton.utils import BlockingConnection
 
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 from gateway.embedded.broker import EmbeddedBroker
 from protocols.amqp import outcomes
 from tests.support.amqp import body_of, until_drained

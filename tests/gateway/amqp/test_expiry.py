@@ -9,7 +9,7 @@ from proton import Terminus
 from proton.reactor import ReceiverOption, SenderOption
 from proton.utils import BlockingConnection
 
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 from tests.support.amqp import as_client
 
 KEPT = (Terminus.EXPIRE_NEVER, 0)

@@ -16,12 +16,12 @@ from proton import ConnectionException, Message
 from proton.utils import BlockingConnection
 
 from gateway.amqp.login import Login
-from gateway.config import AccessRule, SecurityConfig
-from gateway.security.authentication import Authenticator
-from gateway.security.exchange import Done, Failed
 from gateway.security.identity import Identity
-from gateway.security.scram import derive
-from gateway.security.user_files import scram_line
+from gateway.security.login.authentication import Authenticator
+from gateway.security.login.exchange import Done, Failed
+from gateway.security.login.scram import derive
+from gateway.security.login.user_files import scram_line
+from gateway.settings.config import AccessRule, SecurityConfig
 from mapping.amqp.addresses import AddressError, SourceAddress, TargetAddress, parse_source, parse_target
 from protocols.amqp import outcomes
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived

@@ -8,7 +8,7 @@ import pytest
 from proton import Delivery, Message
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 from protocols.amqp import outcomes
 from tests.support.amqp import TIMEOUT, Temporary, as_client, body_of, data
 from tests.support.waiting import wait_until

@@ -10,7 +10,7 @@ from proton.reactor import Copy, ReceiverOption
 from proton.utils import BlockingConnection, LinkDetached
 from pydantic import ValidationError
 
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 from gateway.settings.protocols import AddressRule
 from protocols.amqp import outcomes
 from tests.gateway.amqp.test_queue_selectors import chosen, produce

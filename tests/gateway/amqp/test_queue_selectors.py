@@ -12,9 +12,9 @@ from proton.reactor import Filter
 from proton.utils import BlockingConnection
 
 from flowcontrol.offsets import read_ledger
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 from gateway.kafka.driver.kafka_consumer import committed_positions
-from gateway.kafka.groups import ready
+from gateway.kafka.groups.delivery import ready
 from tests.gateway.amqp.conftest import amqp_listener
 from tests.support.amqp import TIMEOUT, as_client, body_of
 from tests.support.amqp_transactions import Transacted, TransactedClient

@@ -11,7 +11,7 @@ from proton import UNDESCRIBED, Array, Data, Terminus, symbol
 from proton.reactor import AtMostOnce, Copy, DurableSubscription, ReceiverOption, Selector
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 from protocols.amqp import outcomes
 from tests.support.amqp import TIMEOUT, as_client, body_of, data, until_drained
 from tests.support.topics import produce

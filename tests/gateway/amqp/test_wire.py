@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gateway.amqp.attaches import MAX_ATTACHES
-from gateway.amqp.listener import AmqpServer
-from gateway.config import BudgetConfig
+from gateway.amqp.server import AmqpServer
 from gateway.kafka.publish.publisher import Publisher
 from gateway.net.pump import Pump
+from gateway.settings.config import BudgetConfig
 from mapping.outcomes import Outcome
 from protocols.amqp import outcomes
 from tests.gateway.amqp.conftest import amqp_listener

@@ -17,7 +17,7 @@ import aiohttp
 import aiokafka
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from gateway.security.user_files import new_scram_line
+from gateway.security.login.user_files import new_scram_line
 from protocols.mqtt import packets
 from tests.support.amqp_frames import Frames
 from tests.support.gateway import GatewayProcess

@@ -12,8 +12,8 @@ import pytest
 
 from gateway.audit.sinks import WAITING, FileSink
 from gateway.audit.trail import AT_ONCE, CLIENTS, EVERY_S, PERIOD_S, TEXT, Audit, Where
-from gateway.config import ConfigError
-from gateway.secret import Redactor
+from gateway.runtime.secret import Redactor
+from gateway.settings.config import ConfigError
 from tests.support.waiting import wait_until
 
 MQTT = Where("mqtt", "10.0.0.7:4711", "mqtt", "sensor-1")

@@ -96,7 +96,7 @@ async def test_directory_in_use_is_refused_and_a_frozen_broker_is_ended(new_brok
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from gateway.config import EmbeddedConfig
+from gateway.settings.config import EmbeddedConfig
 from gateway.embedded.broker import embedded_broker
 
 async def main():

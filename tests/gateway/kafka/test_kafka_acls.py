@@ -20,19 +20,19 @@ from hypothesis import strategies as st
 from proton import ConnectionException
 from proton.utils import BlockingConnection
 
-from gateway.config import Config, ConfigError, KafkaConfig, SecurityConfig
 from gateway.kafka.cluster.doctor import Finding, examine
 from gateway.kafka.cluster.rights import Operation
 from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.driver.acl_requests import ALL, GROUP, TOPIC, Acl
 from gateway.kafka.driver.wire import EncodedRequest, rights_request
-from gateway.listeners import make_servers
-from gateway.security.acl_source import AclSource
-from gateway.security.authorization import AccessList, Grant
+from gateway.process.listeners import make_servers
+from gateway.runtime.spawn import Tasks
 from gateway.security.fair_queue import Unavailable
 from gateway.security.identity import Identity
-from gateway.security.kafka_acls import AclBook, principal_of, principal_template
-from gateway.spawn import Tasks
+from gateway.security.rights.acl_source import AclSource
+from gateway.security.rights.authorization import AccessList, Grant
+from gateway.security.rights.kafka_acls import AclBook, principal_of, principal_template
+from gateway.settings.config import Config, ConfigError, KafkaConfig, SecurityConfig
 from mapping.rules import Rules, RuleText
 from protocols.amqp.sasl import SaslCode
 from tests.support.assembled import assembled

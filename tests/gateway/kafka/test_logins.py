@@ -18,14 +18,14 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 
-from gateway.config import ConfigError, KafkaConfig
 from gateway.kafka.driver.admin_client import AdminClient
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.driver.kafka_consumer import group_consumer, log_consumer, poll
-from gateway.kafka.driver.kafka_producer import new_producer
 from gateway.kafka.driver.lifecycle import open_consumer
 from gateway.kafka.driver.login import Login, logins
-from gateway.spawn import Tasks
+from gateway.kafka.driver.produce.kafka_producer import new_producer
+from gateway.runtime.spawn import Tasks
+from gateway.settings.config import ConfigError, KafkaConfig
 from loadtest.ports import free_port
 from mapping.outcomes import Outcome
 from mapping.record import Record

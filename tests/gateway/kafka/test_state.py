@@ -14,12 +14,12 @@ from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IllegalStateError
 
-from gateway.config import KafkaConfig
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.kafka import state as state_module
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.kafka.state import StateTopics
+from gateway.settings.config import KafkaConfig
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from tests.support.frozen import freeze

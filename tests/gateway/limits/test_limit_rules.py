@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.config import ConfigError, LimitsConfig
 from gateway.limits.limits import Limits
 from gateway.security.identity import ANONYMOUS_NAME, Identity
+from gateway.settings.config import ConfigError, LimitsConfig
 from gateway.settings.limits import LimitRule, Per
 
 LISTENERS = ("mqtt", "amqp", "http")

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowcontrol.bucket import RateLimit
-from gateway.config import LimitsConfig
 from gateway.limits import brakes as brakes_module
 from gateway.limits import limits as limits_module
 from gateway.limits.brakes import Brake, CreditPause, Pace, ReadingPause, SendingPause
 from gateway.limits.limits import ClientLimits, LimitExceeded, Limits
-from gateway.pauses import OUTGOING_RATES, RATES, pauses
 from gateway.security.identity import ANONYMOUS, Identity
+from gateway.settings.config import LimitsConfig
 from gateway.settings.limits import LimitRule
+from gateway.views.pauses import OUTGOING_RATES, RATES, pauses
 
 
 class Time:

@@ -18,9 +18,9 @@ from proton.utils import BlockingConnection
 from pwdlib.hashers.argon2 import Argon2Hasher
 from structlog.testing import capture_logs
 
-from gateway.config import Address
-from gateway.listeners import make_servers
-from gateway.pauses import OUTGOING_RATES, RATES, pauses
+from gateway.process.listeners import make_servers
+from gateway.settings.config import Address
+from gateway.views.pauses import OUTGOING_RATES, RATES, pauses
 from protocols.mqtt import packets
 from protocols.mqtt.reasons import ReasonCode
 from tests.support.amqp import body_of, data

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from gateway.pauses import RATES
+from gateway.views.pauses import RATES
 from loadtest.clients import amqp, mqtt
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender

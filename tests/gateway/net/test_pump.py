@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 import trustme
 
-from gateway.config import Address
 from gateway.net.listener import ListenError
 from gateway.net.pump import Pump
 from gateway.net.reading import LITTLE_S, PIECE
 from gateway.net.writes import WRITES_PER_TURN, Writes
-from gateway.pauses import PROCESS_BUDGET
+from gateway.settings.config import Address
+from gateway.views.pauses import PROCESS_BUDGET
 from tests.support.lines import EchoServer
 from tests.support.listeners import listening
 from tests.support.waiting import wait_until

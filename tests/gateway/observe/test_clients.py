@@ -17,11 +17,11 @@ import aiohttp
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import app
-from gateway.clients import ClientView
 from gateway.observe.clients import Clients, Query
-from gateway.pauses import Pauses
-from gateway.turns import SLICE_S
+from gateway.process.cli import app
+from gateway.runtime.turns import SLICE_S
+from gateway.views.clients import ClientView
+from gateway.views.pauses import Pauses
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Subscription
 from tests.support.amqp import ThreadedSender
@@ -36,7 +36,7 @@ LIVE = "trivium.v1"
 
 
 class Somebody:
-    """A minimal `gateway.clients.Connected`, for large numbers."""
+    """A minimal `gateway.views.clients.Connected`, for large numbers."""
 
     socket = None
     subject = ""

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.kafka.groups.statistics import GroupsStatistics, GroupStatistics
-from gateway.observe.metrics import Metrics, describe
-from gateway.statistics import Declared, Histogram, fields
+from telemetry.metrics import Metrics, describe
+from telemetry.statistics import Declared, Histogram, fields
 from tests.support.gateway import GatewayProcess
 from tools.tables import METRICS, SOURCES
 

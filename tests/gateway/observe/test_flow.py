@@ -14,10 +14,10 @@ import aiohttp
 import msgspec
 from proton.utils import BlockingConnection
 
-from gateway.flow import ConnectionFlow, subject
 from gateway.observe.flow import Flow
-from gateway.pauses import SHORTEST_S, SLOW_READER, Pauses
-from gateway.turns import SLICE_S
+from gateway.runtime.turns import SLICE_S
+from gateway.views.flow import ConnectionFlow, subject
+from gateway.views.pauses import SHORTEST_S, SLOW_READER, Pauses
 from protocols.mqtt import packets
 from protocols.mqtt.properties import Properties
 from tests.support.gateway import GatewayProcess

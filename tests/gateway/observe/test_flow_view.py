@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from gateway.cli import app
-from gateway.flow import BudgetFlow, ConnectionFlow, Window
 from gateway.observe.flow import PausedNow, Snapshot
 from gateway.observe.flow_view import size, view
-from gateway.pauses import NO_CREDIT, PROCESS, PROCESS_BUDGET, Episode, Pause
+from gateway.process.cli import app
+from gateway.views.flow import BudgetFlow, ConnectionFlow, Window
+from gateway.views.pauses import NO_CREDIT, PROCESS, PROCESS_BUDGET, Episode, Pause
 
 
 def snapshot(client: str, connections: int) -> Snapshot:

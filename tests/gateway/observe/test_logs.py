@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import structlog
 
-from gateway.clients import CONNECTION_LOG
-from gateway.config import LogConfig
 from gateway.kafka.driver.outage import outage
 from gateway.observe.logs import BLANK, Fold, configure_logs
+from gateway.settings.config import LogConfig
+from gateway.views.clients import CONNECTION_LOG
 
 Start = Callable[..., io.StringIO]
 

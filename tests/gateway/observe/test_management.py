@@ -19,7 +19,6 @@ from prometheus_client import start_http_server
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.config import Address, SecurityConfig
 from gateway.kafka.cluster.topic_safety import TopicReport, TopicsReport
 from gateway.kafka.contracts import Refused
 from gateway.net.strangers import StrangersStatistics
@@ -27,14 +26,15 @@ from gateway.observe.client_pages import ClientPages
 from gateway.observe.console import MOST
 from gateway.observe.flow import Flow
 from gateway.observe.management import Management
-from gateway.observe.metrics import Metrics
 from gateway.observe.trace_pages import TracePages
-from gateway.pauses import Pauses
+from gateway.runtime.taps import taps
 from gateway.security.origins import Hosts, Origins
-from gateway.taps import taps
+from gateway.settings.config import Address, SecurityConfig
 from gateway.trace.traces import AT_ONCE
+from gateway.views.pauses import Pauses
 from mapping.outcomes import Outcome
-from spark_sinks.statistics import QueryStatistics
+from spark_sinks.run.statistics import QueryStatistics
+from telemetry.metrics import Metrics
 from tests.support.waiting import wait_until
 
 LOOPBACK = Address("127.0.0.1:0")

@@ -11,9 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.observe.lag import LoopLag
-from gateway.observe.metrics import LABEL_VALUES, Metrics
-from gateway.statistics import Histogram, counter, gauge, histogram, structs_by
 from mapping.outcomes import Outcome
+from telemetry.metrics import LABEL_VALUES, Metrics
+from telemetry.statistics import Histogram, counter, gauge, histogram, structs_by
 
 
 class Inner(msgspec.Struct, frozen=True):

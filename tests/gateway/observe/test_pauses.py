@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from flowcontrol.budget import Budget
-from gateway.pauses import (
+from gateway.views.pauses import (
     APART_S,
     CONNECTION_BUDGET,
     KEPT,

@@ -17,9 +17,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from proton.utils import BlockingConnection
 
-from gateway.config import Address
 from gateway.embedded.broker import EmbeddedBroker
-from gateway.listeners import Listener, make_amqp, make_mqtt, make_rest
+from gateway.process.listeners import Listener, make_amqp, make_mqtt, make_rest
+from gateway.settings.config import Address
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Subscription
 from tests.support.assembled import Assembled, assembled

@@ -15,13 +15,13 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import ConsumerRecord
 from msgspec.structs import replace
 
-from gateway.assembly import ListenerSecurity, Log
-from gateway.config import AccessRule, Address, BudgetConfig, SecurityConfig
-from gateway.listeners import make_rest
 from gateway.observe.tracing import Tracing
+from gateway.process.assembly import ListenerSecurity, Log
+from gateway.process.listeners import make_rest
 from gateway.rest.listener import RestServer
-from gateway.security.access_rules import ListedRules
 from gateway.security.identity import Identity
+from gateway.security.rights.access_rules import ListedRules
+from gateway.settings.config import AccessRule, Address, BudgetConfig, SecurityConfig
 from tests.support.assembled import assembled
 
 LOCAL = Address("127.0.0.1:0")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import SecurityConfig
-from gateway.security.authentication import Authenticator
 from gateway.security.identity import ANONYMOUS, Identity
-from gateway.security.user_files import argon2_line, new_scram_line
+from gateway.security.login.authentication import Authenticator
+from gateway.security.login.user_files import argon2_line, new_scram_line
+from gateway.settings.config import SecurityConfig
 from tests.support.listeners import entrance
 
 CERTIFICATE = {"subject": ((("commonName", "pump-7"),),)}

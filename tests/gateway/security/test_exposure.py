@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from gateway.config import AmqpConfig, Config, ConfigError, HttpConfig, ManagementConfig, MqttConfig, SecurityConfig
-from gateway.ports import check_exposure
+from gateway.process.ports import check_exposure
+from gateway.settings.config import (
+    AmqpConfig,
+    Config,
+    ConfigError,
+    HttpConfig,
+    ManagementConfig,
+    MqttConfig,
+    SecurityConfig,
+)
 
 EVERYWHERE = "0.0.0.0:0"
 PASSWORDS = {"allow_anonymous": False, "password_file": Path("passwords")}

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import app
-from gateway.config import SecurityConfig
-from gateway.security.authentication import Authenticator
-from gateway.security.device_secrets import DeviceSecrets
+from gateway.process.cli import app
 from gateway.security.identity import Identity
-from gateway.security.scram import derive
-from gateway.security.user_files import read_password_file, read_scram_file
+from gateway.security.login.authentication import Authenticator
+from gateway.security.login.device_secrets import DeviceSecrets
+from gateway.security.login.scram import derive
+from gateway.security.login.user_files import read_password_file, read_scram_file
+from gateway.settings.config import SecurityConfig
 
 PASSWORD = "correct horse"
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.config import Config, ConfigError, SecurityConfig, load
-from gateway.ports import listeners
-from gateway.security.authentication import Authenticator
+from gateway.process.ports import listeners
+from gateway.security.login.authentication import Authenticator
 from gateway.security.origins import Hosts, Origins
+from gateway.settings.config import Config, ConfigError, SecurityConfig, load
 from tests.support.listeners import entrance
 
 NEAR = ("http://localhost:3000", "http://127.0.0.1", "https://[::1]:8443", "http://LOCALHOST")

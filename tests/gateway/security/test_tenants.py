@@ -8,10 +8,10 @@ from typing import Any, Final
 import pytest
 from pydantic import ValidationError
 
-from gateway.config import Config, ConfigError, SecurityConfig
-from gateway.ports import listeners
+from gateway.process.ports import listeners
 from gateway.security.identity import Identity
 from gateway.security.tenants import COUNTED_TENANTS, OTHERS, NoTenantError, Tenants
+from gateway.settings.config import Config, ConfigError, SecurityConfig
 
 PATH: Final = Path("unread")
 OAUTH: Final = {"jwks_file": PATH, "issuer": "i", "audience": ["a"], "groups_claim": "groups"}

@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from gateway.config import ConfigError, SecurityConfig
-from gateway.security.authentication import Authenticator
 from gateway.security.identity import Identity
+from gateway.security.login.authentication import Authenticator
 from gateway.security.tls import Certificates
+from gateway.settings.config import ConfigError, SecurityConfig
 from gateway.settings.listeners import TlsConfig
 from tests.support.listeners import entrance
 

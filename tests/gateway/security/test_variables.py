@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import AccessRule, ConfigError, OauthConfig, SecurityConfig
-from gateway.security.authorization import AccessList, Grant
 from gateway.security.identity import ANONYMOUS, Identity
+from gateway.security.rights.authorization import AccessList, Grant
 from gateway.security.variables import check_logins
+from gateway.settings.config import AccessRule, ConfigError, OauthConfig, SecurityConfig
 
 CLAIMS = (("site", ("berlin", "oslo")), ("org.unit", ("7",)))
 ANN = Identity("ann", "token", ("staff", "ops"), CLAIMS, "device-7")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import SecurityConfig
 from gateway.security import watched_files
 from gateway.security.watched_files import files_in, watch_files
+from gateway.settings.config import SecurityConfig
 
 
 @pytest.fixture

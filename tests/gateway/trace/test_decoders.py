@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.secret import BLANK
+from gateway.runtime.secret import BLANK
 from gateway.trace.amqp import AmqpDecoder
 from gateway.trace.http import HttpDecoder, target
 from gateway.trace.mqtt import KEPT, MqttDecoder
@@ -19,7 +19,7 @@ from gateway.trace.streams import EventDecoder, WebSocketDecoder
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
-from protocols.rest.streaming import LAST_CHUNK, chunk, event, heartbeat
+from protocols.rest.streams.streaming import LAST_CHUNK, chunk, event, heartbeat
 from protocols.websocket import close_frame, write_frame
 from tests.support.amqp_frames import Frames
 from tests.support.mqtt_packets import encode_packet

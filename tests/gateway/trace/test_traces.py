@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import app
+from gateway.process.cli import app
 from gateway.trace.traces import AT_ONCE, RATE, UNREAD, Trace, TraceRequest
 from protocols.mqtt import packets
 from tests.support.amqp import ThreadedSender

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from cryptography.x509 import load_pem_x509_certificate
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from gateway.security.scram import derive
-from gateway.security.user_files import scram_line
+from gateway.security.login.scram import derive
+from gateway.security.login.user_files import scram_line
 from tests.interop.amqp.clients import BLOCKING, EVERY, FE2O3, GO, REACTIVE, RHEA, RHEA_WS, Kind, each
 from tests.interop.amqp.conftest import NewClient, NewJms
 from tests.interop.amqp.drivers import ACCEPTED, Client, bodies, text

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from gateway.security.scram import derive
-from gateway.security.user_files import scram_line
+from gateway.security.login.scram import derive
+from gateway.security.login.user_files import scram_line
 from tests.interop.mqtt.clients import AMQTT, EVERY, HIVEMQ, MQTTJS, PAHO, PAHO_311, VERSION_5, VERSION_311, Kind, each
 from tests.interop.mqtt.conftest import NewClient
 from tests.interop.mqtt.drivers import RefusedError

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocols.rest.event_connection import SILENT, EventConnection
-from protocols.rest.streaming import LAST_CHUNK, chunk, heartbeat
+from protocols.rest.streams.event_connection import SILENT, EventConnection
+from protocols.rest.streams.streaming import LAST_CHUNK, chunk, heartbeat
 
 
 def test_a_silent_stream_gets_a_heartbeat_each_time_and_one_with_events_none() -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from protocols.connection import ConnectionClosed, ConnectionFailed
 from protocols.rest.errors import RestError
-from protocols.rest.live_connection import SILENT_HEARTBEATS, LiveConnection, text_frame
-from protocols.rest.live_messages import (
+from protocols.rest.media import Format
+from protocols.rest.streams.live_connection import SILENT_HEARTBEATS, LiveConnection, text_frame
+from protocols.rest.streams.live_messages import (
     Acknowledge,
     BadMessage,
     Credit,
@@ -27,7 +28,6 @@ from protocols.rest.live_messages import (
     failed,
     record_message,
 )
-from protocols.rest.media import Format
 from tests.support.websocket import CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame, parse
 
 SAID: list[tuple[dict[str, Any], Any]] = [

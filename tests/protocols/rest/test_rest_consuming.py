@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config import HttpConfig
 from gateway.rest.server.openapi_pages import load_contract
+from gateway.settings.config import HttpConfig
 from gateway.settings.protocols import ConsumerDefaults
 from protocols.rest.consuming import (
     PollLimits,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.rest.streaming import Lines, chunk, event, heartbeat, retry
+from protocols.rest.streams.streaming import Lines, chunk, event, heartbeat, retry
 
 
 def test_an_event_has_its_position_and_its_data() -> None:

@@ -9,7 +9,7 @@ import pytest
 from proton import Condition, ConnectionException, Delivery
 from proton.utils import BlockingConnection
 
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 from tests.support.amqp import TIMEOUT, as_client, body_of
 from tests.support.topics import produce, read_all
 from tests.support.waiting import wait_until

@@ -11,7 +11,7 @@ from proton import Described, int32, symbol, timestamp, ulong
 from proton.reactor import Filter, Selector
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 from protocols.amqp import outcomes
 from protocols.amqp.links import Terminus, TerminusKind
 from tests.support.amqp import TIMEOUT, as_client, body_of, data

@@ -10,8 +10,8 @@ from proton import ConnectionException, Delivery, Message, symbol
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection, LinkDetached, SendException
 
-from gateway.amqp.listener import AmqpServer
-from gateway.config import AccessRule, SecurityConfig
+from gateway.amqp.server import AmqpServer
+from gateway.settings.config import AccessRule, SecurityConfig
 from mapping.outcomes import Outcome
 from protocols.amqp import outcomes
 from tests.support.amqp import as_client, data

@@ -9,7 +9,7 @@ from proton import Delivery, Link, Message
 from proton.reactor import DurableSubscription, LinkOption, ReceiverOption
 from proton.utils import BlockingConnection, BlockingReceiver
 
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 from tests.gateway.amqp.links.test_dead_letters import dead_lettered, headers, settle
 from tests.support.amqp import TIMEOUT, as_client, body_of
 from tests.support.topics import produce

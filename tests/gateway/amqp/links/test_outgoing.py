@@ -13,7 +13,7 @@ from proton import Delivery, Endpoint, Message
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection, LinkDetached
 
-from gateway.amqp.listener import AmqpServer
+from gateway.amqp.server import AmqpServer
 from protocols.amqp import outcomes
 from tests.support.amqp import Temporary, data
 

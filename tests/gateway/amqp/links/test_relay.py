@@ -12,9 +12,9 @@ from proton import Delivery, Message
 from proton.reactor import AtMostOnce
 from proton.utils import BlockingConnection
 
-from gateway.amqp.listener import AmqpServer
-from gateway.config import AccessRule, SecurityConfig
-from gateway.security.access_rules import ListedRules
+from gateway.amqp.server import AmqpServer
+from gateway.security.rights.access_rules import ListedRules
+from gateway.settings.config import AccessRule, SecurityConfig
 from protocols.amqp import outcomes
 from tests.gateway.amqp.conftest import amqp_listener
 from tests.support.amqp import as_client, data

@@ -14,7 +14,6 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from gateway.config import KafkaConfig
 from gateway.kafka.cluster.cluster_admin import ClusterAdmin
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
@@ -26,7 +25,8 @@ from gateway.kafka.groups.polled_member import MemberSettings, PolledMember
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
-from gateway.spawn import Spawn, Tasks
+from gateway.runtime.spawn import Spawn, Tasks
+from gateway.settings.config import KafkaConfig
 
 
 async def started(bootstrap: str) -> AIOKafkaConsumer:
@@ -167,6 +167,7 @@ async def test_a_cancelled_start_leaves_no_connection(
 ) -> None:
     told: list[dict[str, object]] = []
     loop = asyncio.get_running_loop()
+    gc.collect()  # what other tests left
     loop.set_exception_handler(lambda _, context: told.append(context))
     started_by_themselves: set[asyncio.Task[None]] = set()
 

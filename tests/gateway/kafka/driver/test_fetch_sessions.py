@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.kafka.driver import wire
-from gateway.kafka.driver.fetch_sessions import LAST_EPOCH, FetchSession
+from gateway.kafka.driver.fetch.fetch_sessions import LAST_EPOCH, FetchSession
 from tests.support.topics import until_led
 
 PLACES = [TopicPartition(topic, number) for topic in ("a", "b.c") for number in range(3)]

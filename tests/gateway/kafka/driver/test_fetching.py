@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.consumer.fetcher import PartitionRecords
 from aiokafka.errors import ConsumerStoppedError, OffsetOutOfRangeError
 
-from gateway.kafka.driver.fetching import fetch
+from gateway.kafka.driver.fetch.fetching import fetch
 from gateway.kafka.driver.kafka_consumer import close_consumer
 from gateway.kafka.driver.lifecycle import start_consumer
 from mapping.record import Received

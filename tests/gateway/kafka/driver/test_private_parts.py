@@ -65,7 +65,7 @@ def private_names(tree: ast.AST) -> Iterator[str]:
 
 
 def test_the_table_is_whole() -> None:
-    trees = [ast.parse(file.read_text()) for file in ROOM.glob("*.py")]
+    trees = [ast.parse(file.read_text()) for file in ROOM.rglob("*.py")]
     touched = {name for tree in trees for name in private_names(tree) if name.startswith("_") and name[1:2] != "_"}
     # Slots of the driver's own classes.
     ours = {

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.config import ConfigError, KafkaConfig
 from gateway.kafka.driver.login import Login
 from gateway.kafka.driver.tokens import LoginError, expiry_of
+from gateway.settings.config import ConfigError, KafkaConfig
 from tests.support.secured import TokenEndpoint, endpoint
 
 __all__ = ["endpoint"]

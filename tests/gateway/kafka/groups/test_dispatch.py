@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flowcontrol.bucket import Bucket
-from gateway.kafka.groups import assignment, ready, redelivery
-from gateway.kafka.groups.assignment import AssignedPartition, Member, SubscriptionFilter
 from gateway.kafka.groups.commits import Commits
-from gateway.kafka.groups.dispatch import DEMAND, Dispatch
+from gateway.kafka.groups.delivery import assignment, ready, redelivery
+from gateway.kafka.groups.delivery.assignment import AssignedPartition, Member, SubscriptionFilter
+from gateway.kafka.groups.delivery.dispatch import DEMAND, Dispatch
 from gateway.kafka.read.catch_up_reader import Reading
 from mapping.record import Received
 from tests.support.steps import steps

@@ -17,7 +17,7 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import kafka_consumer
-from gateway.kafka.groups.assignment import SubscriptionFilter
+from gateway.kafka.groups.delivery.assignment import SubscriptionFilter
 from mapping.outcomes import Outcome
 from mapping.record import Received
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.kafka.groups.assignment import AssignedPartition, Delivery, Member, Pool, SubscriptionFilter
-from gateway.kafka.groups.pools import Pools
+from gateway.kafka.groups.delivery.assignment import AssignedPartition, Delivery, Member, Pool, SubscriptionFilter
+from gateway.kafka.groups.delivery.pools import Pools
 from mapping.record import Received
 
 GUESTS, TOPICS, FILTERS = st.integers(0, 4), st.sampled_from("tuv"), st.sampled_from([1, 2])

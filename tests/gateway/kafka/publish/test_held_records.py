@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway.config import BudgetConfig
-from gateway.failures import failures
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.budgets import Budgets
 from gateway.kafka.publish.held_records import HeldRecords
+from gateway.runtime.failures import failures
+from gateway.settings.config import BudgetConfig
 from mapping.outcomes import Outcome
 from mapping.record import Record
 

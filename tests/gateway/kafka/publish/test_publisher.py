@@ -10,9 +10,9 @@ import uuid
 import msgspec
 import pytest
 
-from gateway.config import BudgetConfig, KafkaConfig
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.partitioner import partition_of
+from gateway.settings.config import BudgetConfig, KafkaConfig
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from tests.support.topics import remake
@@ -353,7 +353,7 @@ async def test_an_owner_that_raises_does_not_affect_others(bootstrap, new_topic,
             k.publisher.submit(Record(topic, b"k", b"v"), Broken(), 2)
             k.submit(Record(topic, b"k", b"v"), owner, 3)
             await k.until(lambda: len(owner.fates) == 2)
-        assert len([record for record in caplog.records if record.name == "gateway.failures"]) == 1
+        assert len([record for record in caplog.records if record.name == "gateway.runtime.failures"]) == 1
         assert "Broken: 1 tokens not settled" in caplog.text
     assert k.publisher.statistics().records[Outcome.STORED] == 3
 
@@ -447,8 +447,8 @@ async def test_statistics_and_reachability(bootstrap, new_topic, kit):
 
 
 def test_settings_for_clients():
-    from gateway.config import ConfigError
     from gateway.kafka.driver.client_settings import client_settings
+    from gateway.settings.config import ConfigError
 
     settings = client_settings(
         KafkaConfig(

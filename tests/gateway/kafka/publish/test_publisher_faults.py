@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from gateway.config import BudgetConfig
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
-from gateway.kafka.driver.produce_requests import InFlight
+from gateway.kafka.driver.produce.produce_requests import InFlight
+from gateway.settings.config import BudgetConfig
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from tests.support.altering_proxy import PRODUCE, AlteringProxy, of_another_partition

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.config import BudgetConfig
 from gateway.kafka.publish.budgets import Budgets
+from gateway.settings.config import BudgetConfig
 from mapping.tenants import Tenancy
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from gateway.config import KafkaConfig
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.kafka.publish.sender_partitions import Sender
 from gateway.kafka.transactions import kafka_transaction as module
 from gateway.kafka.transactions.kafka_transaction import KafkaTransaction, TransactionFailed, Transactions
 from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
+from gateway.settings.config import KafkaConfig
 from mapping.outcomes import Outcome
 from mapping.record import Record
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from gateway.config import AccessRule, Address
 from gateway.kafka.contracts import Refused
-from gateway.listeners import make_mqtt
 from gateway.mqtt.connection.client import Client
-from gateway.mqtt.listener import MqttServer
+from gateway.mqtt.server import MqttServer
 from gateway.presence.records import PresenceRecord, decode
-from gateway.security.access_rules import ListedRules
+from gateway.process.listeners import make_mqtt
+from gateway.security.rights.access_rules import ListedRules
+from gateway.settings.config import AccessRule, Address
 from mapping.outcomes import Outcome
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Subscription

@@ -14,12 +14,12 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.conn import ScramAuthenticator
 
-from gateway.config import SecurityConfig
 from gateway.mqtt.connection.login import identify, login_refusal
-from gateway.security.authentication import Authenticator
 from gateway.security.identity import ANONYMOUS, Identity
-from gateway.security.scram import derive
-from gateway.security.user_files import argon2_line, scram_line
+from gateway.security.login.authentication import Authenticator
+from gateway.security.login.scram import derive
+from gateway.security.login.user_files import argon2_line, scram_line
+from gateway.settings.config import SecurityConfig
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import NONE, Properties

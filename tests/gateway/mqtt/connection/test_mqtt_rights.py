@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from gateway.config import AccessRule
-from gateway.listeners import make_servers
-from gateway.mqtt.listener import MqttServer
-from gateway.security.access_rules import ListedRules
+from gateway.mqtt.server import MqttServer
+from gateway.process.listeners import make_servers
 from gateway.security.identity import Identity
+from gateway.security.rights.access_rules import ListedRules
+from gateway.settings.config import AccessRule
 from protocols.mqtt.packets import Puback, Publish, Pubrel, Suback, Subscribe, Subscription, Will
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import ReasonCode

@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from flowcontrol.budget import ConnectionBudget
-from gateway.fence import Fence
-from gateway.identity import GatewayIdentity
 from gateway.kafka.contracts import Refused, Result
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.registry.crash_recovery import complete
@@ -46,6 +44,8 @@ from gateway.mqtt.state.records import (
     encode,
 )
 from gateway.mqtt.state.store import SessionStore
+from gateway.runtime.fence import Fence
+from gateway.runtime.identity import GatewayIdentity
 from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, Received, Record
 from protocols.mqtt.packets import Version, Will
@@ -771,7 +771,7 @@ async def test_read_asks_a_rival_too(tmp_path: Path) -> None:
 async def test_caught_up_comes_before_anybody_is_called_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CaughtUp: a process that was frozen has no recent heartbeats, and would take all sessions from live gateways."""
     monkeypatch.setattr("gateway.mqtt.registry.upkeep.TICK_S", 0.001)
-    monkeypatch.setattr("gateway.fence.TICK_S", 0.001)
+    monkeypatch.setattr("gateway.runtime.fence.TICK_S", 0.001)
     world = World(tmp_path)
     await world.claimed_by(OTHER, 5)
     loaded = asyncio.Event()

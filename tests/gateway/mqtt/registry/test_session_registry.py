@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from gateway.identity import GatewayIdentity
 from gateway.mqtt.registry.deadlines import Deadlines
 from gateway.mqtt.registry.heartbeats import SILENT_S, Gateways
 from gateway.mqtt.state.records import GatewayRecord
+from gateway.runtime.identity import GatewayIdentity
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Subscription, Version, Will
 from tests.support.gateway import GatewayProcess

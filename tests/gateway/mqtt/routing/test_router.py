@@ -11,7 +11,6 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from gateway.config import KafkaConfig, MqttConfig
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
@@ -20,6 +19,7 @@ from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.routing.router import Router
+from gateway.settings.config import KafkaConfig, MqttConfig
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt import packets

@@ -14,7 +14,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
-from gateway.config import KafkaConfig
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Refused
@@ -27,6 +26,7 @@ from gateway.mqtt.routing.share_starts import ShareStarts
 from gateway.mqtt.routing.shared_groups import Share, Sharing
 from gateway.mqtt.state.records import SessionSubscription
 from gateway.mqtt.state.share_table import ShareTable
+from gateway.settings.config import KafkaConfig
 from mapping.mqtt.outgoing import from_record
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_QOS, Received

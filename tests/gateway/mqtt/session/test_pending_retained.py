@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.config import Address
-from gateway.listeners import make_mqtt
 from gateway.mqtt.session.pending_retained import Pending, RetainedQueue
 from gateway.mqtt.state.records import PendingRetained, SessionSubscription
+from gateway.process.listeners import make_mqtt
+from gateway.settings.config import Address
 from protocols.mqtt import packets
 from protocols.mqtt.packets import Publish, Subscription
 from tests.support.assembled import assembled

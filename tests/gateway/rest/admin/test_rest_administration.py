@@ -11,7 +11,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from gateway.config import AccessRule, SecurityConfig
+from gateway.settings.config import AccessRule, SecurityConfig
 from tests.gateway.rest.conftest import CONTROL, Gateway, ask, running_gateway
 from tests.support.topics import produce
 from tests.support.waiting import wait_until

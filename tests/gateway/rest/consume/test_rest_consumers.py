@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
-from gateway.config import AccessRule, OauthConfig, SecurityConfig
+from gateway.settings.config import AccessRule, OauthConfig, SecurityConfig
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, running_gateway
 from tests.support.oauth import oauth_options, token
 from tests.support.receivers import connect_little

@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 from aiokafka import AIOKafkaProducer
 
-from gateway.config import AccessRule, SecurityConfig
-from gateway.security.access_rules import ListedRules
 from gateway.security.identity import Identity
+from gateway.security.rights.access_rules import ListedRules
+from gateway.settings.config import AccessRule, SecurityConfig
 from tests.conftest import NewTopicFactory
 from tests.gateway.rest.conftest import JSON_RECORDS, Gateway, ask, running_gateway
 from tests.support.waiting import wait_until

@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from gateway.config import AccessRule, BudgetConfig, SecurityConfig
 from gateway.embedded.broker import EmbeddedBroker
-from gateway.net.http_server import HttpConnection
+from gateway.net.http.http_server import HttpConnection
 from gateway.rest.server.direct_requests import DirectRequest
+from gateway.settings.config import AccessRule, BudgetConfig, SecurityConfig
 from tests.gateway.rest.conftest import Gateway, read_topic, running_gateway
 from tests.support.frozen import freeze
 from tests.support.waiting import wait_until

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.config import BudgetConfig
+from gateway.settings.config import BudgetConfig
 from tests.gateway.rest.conftest import (
     BINARY_RECORDS,
     JSON_RECORDS,

@@ -9,9 +9,9 @@ from typing import Any, Self
 import aiohttp
 import pytest
 
-from gateway.config import BudgetConfig
 from gateway.rest.produce.line_uploads import LineUpload
 from gateway.rest.produce.streamed_records import WINDOW
+from gateway.settings.config import BudgetConfig
 from mapping.rest.incoming import RUN
 from tests.gateway.rest.conftest import Gateway, ask, raw_exchange, read_topic, running_gateway
 from tests.support.waiting import wait_until

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from gateway.config import AccessRule
+from gateway.settings.config import AccessRule
 from tests.gateway.rest.conftest import running_gateway
 from tests.support.waiting import wait_until
 

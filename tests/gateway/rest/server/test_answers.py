@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from gateway.config import SecurityConfig
-from gateway.net.http_server import HttpServer
+from gateway.net.http.http_server import HttpServer
 from gateway.rest.server.answers import control_answer, direct_answer
+from gateway.settings.config import SecurityConfig
 from tests.support.listeners import BareHttpServer, listening
 
 BODY = b'{"offsets":[]}'

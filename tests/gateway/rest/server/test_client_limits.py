@@ -12,9 +12,9 @@ import pytest
 from flowcontrol.bucket import RateLimit
 from gateway.limits.brakes import Brake, Pace
 from gateway.limits.limits import Limits
-from gateway.net.http_server import HttpConnection
-from gateway.pauses import RATES, pauses
+from gateway.net.http.http_server import HttpConnection
 from gateway.rest.server.client_limits import PAUSE_S, RequestLimits
+from gateway.views.pauses import RATES, pauses
 from protocols.rest.errors import RestError
 
 DEBT_S = 10_000

@@ -9,9 +9,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.config import LimitsConfig, SecurityConfig
 from gateway.limits.limits import Limits
-from gateway.net.http_server import HttpServer
+from gateway.net.http.http_server import HttpServer
 from gateway.rest.server.answers import control_answer, error_answer
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.call import Call
@@ -22,8 +21,9 @@ from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_dispatcher import RequestDispatcher
 from gateway.rest.server.request_login import RequestLogin
-from gateway.security.authorization import AccessList
 from gateway.security.origins import Origins
+from gateway.security.rights.authorization import AccessList
+from gateway.settings.config import LimitsConfig, SecurityConfig
 from protocols.rest.contract import Contract, assemble
 from protocols.rest.errors import RestError
 from protocols.rest.responses import encode

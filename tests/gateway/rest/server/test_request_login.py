@@ -13,9 +13,9 @@ import trustme
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.audit.trail import audit
-from gateway.config import AccessRule, Address, SecurityConfig
 from gateway.net.listener import ListenError
-from gateway.secret import Redactor
+from gateway.runtime.secret import Redactor
+from gateway.settings.config import AccessRule, Address, SecurityConfig
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, read_topic, running_gateway
 
 CHEAP = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1)

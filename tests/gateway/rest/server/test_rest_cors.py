@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from gateway.config import SecurityConfig
+from gateway.settings.config import SecurityConfig
 from tests.gateway.rest.conftest import JSON_RECORDS, Gateway, raw_exchange, running_gateway
 from tests.support.waiting import wait_until
 

@@ -9,12 +9,12 @@ import aiohttp
 import pytest
 
 from flowcontrol.bucket import RateLimit
-from gateway.config import SecurityConfig
 from gateway.limits.brakes import Brake, Pace
-from gateway.pauses import RATES, pauses
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.rest.server.concurrency import ConcurrencyLimit
 from gateway.security.identity import Identity, share_of
+from gateway.settings.config import SecurityConfig
+from gateway.views.pauses import RATES, pauses
 from protocols.rest.errors import RestError
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, raw_exchange, running_gateway
 from tests.support.waiting import wait_until

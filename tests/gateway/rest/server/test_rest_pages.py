@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from gateway.config import SecurityConfig
+from gateway.settings.config import SecurityConfig
 from tests.gateway.rest.conftest import JSON_RECORDS, Gateway, ask, raw_exchange, running_gateway
 
 RECORD = b'{"records":[{"value":1}]}'

@@ -10,10 +10,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from gateway.config import ConfigError, ObserveConfig
 from gateway.observe import tracing
 from gateway.observe.tracing import Tracing, make_tracing
-from gateway.version import version
+from gateway.runtime.version import version
+from gateway.settings.config import ConfigError, ObserveConfig
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, ask, read_topic, running_gateway
 from tests.support.waiting import wait_until
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.config import AccessRule, OauthConfig, SecurityConfig
+from gateway.settings.config import AccessRule, OauthConfig, SecurityConfig
 from tests.conftest import NewTopicFactory
 from tests.gateway.rest.conftest import Gateway, ask, read_topic, running_gateway
 from tests.support.oauth import oauth_options, token

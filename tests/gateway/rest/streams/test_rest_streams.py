@@ -16,7 +16,7 @@ import aiohttp
 import trustme
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from gateway.config import AccessRule, SecurityConfig
+from gateway.settings.config import AccessRule, SecurityConfig
 from tests.conftest import NewTopicFactory
 from tests.gateway.rest.conftest import JSON_RECORDS, Gateway, ask, raw_exchange, running_gateway
 from tests.support.waiting import wait_until

@@ -1,0 +1,51 @@
+"""What the readers of this process step over, because nothing can read it or it has too many headers."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated, Final
+
+import msgspec
+
+from gateway.kafka.driver.fetch.fetched_records import Unreadable as Offsets
+from gateway.runtime.failures import Repeats
+from telemetry.statistics import counter
+
+log = logging.getLogger(__name__)
+
+LOG_INTERVAL_S: Final = 60.0
+PARTITIONS_KEPT: Final = 1000
+
+
+class UnreadableStatistics(msgspec.Struct, frozen=True):
+    """The counters of what was stepped over."""
+
+    batches_total: Annotated[int, counter("batches and records that a reader stepped over: nothing can read them")]
+    offsets_total: Annotated[int, counter("offsets of these, summed over all readers")]
+
+
+class Unreadable:
+    """Counts each step; logs a partition once a minute, however many readers step over the same place."""
+
+    def __init__(self) -> None:
+        self.most_headers = sys.maxsize  # readers step over a record with more
+        self._batches = self._offsets = 0
+        self._repeats = Repeats(LOG_INTERVAL_S, PARTITIONS_KEPT)
+
+    def note(self, what: Offsets) -> None:
+        """Note that a reader steps over these offsets."""
+        self._batches += 1
+        self._offsets += what.behind - what.first
+        held = self._repeats.suppressed(what.partition)
+        if held is not None:
+            more = f" ({held} more in this partition)" if held else ""
+            log.error("nothing can read %s; readers step over it%s", what, more)
+
+    def statistics(self) -> UnreadableStatistics:
+        """See `UnreadableStatistics`."""
+        return UnreadableStatistics(self._batches, self._offsets)
+
+
+unreadable: Final = Unreadable()
+"""The one of this process."""

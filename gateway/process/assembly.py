@@ -1,0 +1,513 @@
+"""Creates the parts of the gateway from the configuration; `gateway.process.app` runs them.
+
+`gateway.process.listeners` creates the protocols' servers and listeners.
+
+Every function starts what it creates and pushes the stops onto the exit stack, so that they run in reverse order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from random import Random, SystemRandom
+from typing import Any, Final
+
+import msgspec
+
+from flowcontrol.admission import Admission, client_share
+from gateway.audit.sinks import FileSink, TopicSink
+from gateway.audit.trail import Sink, audit
+from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.cluster.topic_creation import PartitionCapacity, any_capacity
+from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.driver.client_settings import client_settings, consumer_settings
+from gateway.kafka.driver.fetch.unreadable import unreadable
+from gateway.kafka.groups.membership import Groups
+from gateway.kafka.groups.times import GroupTimes
+from gateway.kafka.publish.publisher import Publisher
+from gateway.kafka.read.catch_up_reader import CatchUpReader
+from gateway.kafka.read.live_reader import LiveReader
+from gateway.kafka.state import StateTopics
+from gateway.limits.limits import Limits
+from gateway.mqtt.counters import Counters
+from gateway.mqtt.registry.crash_recovery import CrashRecovery, find_qos2_messages
+from gateway.mqtt.registry.heartbeats import Gateways
+from gateway.mqtt.registry.opening import Opening
+from gateway.mqtt.registry.session_registry import TOPIC as SESSIONS
+from gateway.mqtt.registry.session_registry import Sessions
+from gateway.mqtt.registry.upkeep import Upkeep
+from gateway.mqtt.registry.wills import Wills
+from gateway.mqtt.routing.retained import Retained
+from gateway.mqtt.routing.router import Router
+from gateway.mqtt.routing.share_starts import ShareStarts
+from gateway.mqtt.routing.shared_groups import Sharing
+from gateway.mqtt.session.deliveries import DeliveryParts
+from gateway.mqtt.session.qos2 import Qos2Parts, StartOffsets
+from gateway.mqtt.session.self_delivery import SelfDelivery
+from gateway.mqtt.session.session import SessionParts, forget_topics
+from gateway.mqtt.session.shared import ShareParts
+from gateway.mqtt.state.counted_records import UNLIMITED, SessionLimits
+from gateway.mqtt.state.store import SessionStore
+from gateway.net.proxied import Proxies
+from gateway.net.strangers import Strangers
+from gateway.observe.tracing import Tracing, make_tracing
+from gateway.presence.presence import Presence
+from gateway.presence.records import MQTT as MQTT_CLIENT
+from gateway.process.ports import listeners
+from gateway.rest.produce.idempotency_table import RequestTable
+from gateway.runtime.identity import GatewayIdentity
+from gateway.runtime.secret import Redactor, secrets_in
+from gateway.runtime.spawn import Spawn, Tasks, keep_running
+from gateway.security.login.authentication import Authenticator
+from gateway.security.rights.acl_source import AclSource
+from gateway.security.rights.authorization import AccessList
+from gateway.security.rights.group_names import GroupNames
+from gateway.security.tenants import Tenants
+from gateway.security.tls import Certificates
+from gateway.settings.config import MEBIBYTE, Config, ConfigError, KafkaConfig, MqttConfig
+from mapping.dead_letters import TOPIC_FIELD
+from mapping.presets import PRESETS
+from mapping.rules import MANY, RuleError, Rules, RuleText
+from mapping.tenants import Tenancy, TenantRules, tenant_of
+
+CLOSE_S: Final = 1.0
+"""Time for the last bytes of every connection, and for the last records of the sessions."""
+
+CONNECT_WAIT_S: Final = 1.0  # for Kafka's first answer; then the listeners open, but the gateway is not ready
+
+
+class Process(msgspec.Struct, frozen=True):
+    """Everything that all parts are created with."""
+
+    config: Config  # the whole configuration
+    tasks: Tasks  # starts background work
+    stack: contextlib.AsyncExitStack  # collects the stops
+    loop: asyncio.AbstractEventLoop  # its clock is used everywhere
+    # for random decisions, such as the partition of a record without a key
+    rng: Random = msgspec.field(default_factory=SystemRandom)
+
+    @property
+    def spawn(self) -> Spawn:
+        """The function that starts one background job."""
+        return self.tasks.spawn
+
+    def keep_running(self, place: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start work that is restarted after failures and cancelled at the stop; see `spawn.keep_running`."""
+        self.end_by_cancelling(self.spawn(keep_running(work, place)))
+
+    def end_by_cancelling(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
+        """Push the task's cancellation onto the stack of stops."""
+        self.stack.push_async_callback(_end, task)
+        return task
+
+
+class ListenerSecurity(msgspec.Struct, frozen=True):
+    """The security parts that all listeners share."""
+
+    certificates: Certificates  # the TLS contexts of the listeners, which can be reloaded
+    authenticator: Authenticator  # checks logins
+    tenants: Tenants  # assigns tenants to clients
+    access_list: AccessList  # the rights of identities
+    acls: AclSource  # applies Kafka's ACLs to the access list, if configured
+    rules: Rules  # map MQTT topics to Kafka, also for access decisions
+    tracing: Tracing | None  # creates spans; None: off
+    strangers: Strangers  # counts bytes from clients that have not logged in
+    limits: Limits  # limits of clients
+    proxies: Proxies  # the load balancers whose PROXY headers are trusted
+
+
+class Log(msgspec.Struct, frozen=True):
+    """Everything that reads from and writes to Kafka; it starts without a reachable Kafka, too."""
+
+    kafka: KafkaConfig
+    topics: Topics
+    publisher: Publisher
+    lookup: Lookup
+    catch_up_reader: CatchUpReader
+    live_reader: LiveReader
+    groups: Groups
+
+
+class State(msgspec.Struct, frozen=True):
+    """The state that the gateway stores in its internal topics."""
+
+    identity: GatewayIdentity
+    topics: StateTopics
+    retained: Retained
+    sessions: Sessions
+    opening: Opening
+    requests: RequestTable
+    groups: GroupNames
+    parts: SessionParts
+    presence: Presence | None  # None: off
+
+
+def compile_rules(config: Config) -> Rules:
+    """Compile the mapping rules; raises RuleError, which names the bad rule."""
+    own_rules = (RuleText(rule.mqtt, rule.topic, rule.key) for rule in config.mapping.rules)
+    texts = (*own_rules, *(rule for name in config.mapping.presets for rule in PRESETS[name]))
+    dotted = config.mapping.dotted_topics
+    if dotted is None and config.creates_topics:
+        dotted = (MANY,)
+    if dotted is not None:  # replies from MQTT clients must reach these topics
+        dotted = (*dotted, config.amqp.reply_topic, config.http.reply_topic)
+        if config.presence.topic:
+            dotted = (*dotted, config.presence.topic)
+    if not config.security.tenants.enabled:
+        return Rules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)
+    own = {
+        "amqp.reply_topic": config.amqp.reply_topic,
+        "http.reply_topic": config.http.reply_topic,
+        "presence.topic": config.presence.topic or "",
+        "amqp.dead_letter_topic": (config.amqp.dead_letter_topic or "").replace(TOPIC_FIELD, "t"),
+    }
+    for key, name in own.items():
+        if tenant_of(name) is not None:
+            raise RuleError(f"{key}: with tenants, {name!r} is a topic of tenant {tenant_of(name)!r}")
+    return TenantRules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)
+
+
+def load_certificates(config: Config) -> Certificates:
+    """Load the TLS files of all listeners, including management; raises ConfigError, which names the setting."""
+    certificates = Certificates()
+    certificates.context(config.security.tls)
+    for one in listeners(config):
+        certificates.context(one.tls, one.tls_key)
+    return certificates
+
+
+async def open_listener_security(process: Process) -> ListenerSecurity:
+    """Create TLS, logins, the access list, the mapping rules and tracing."""
+    config = process.config
+    certificates = load_certificates(config)
+    authenticator = Authenticator(config.security, config.kafka)
+    await authenticator.start()
+    process.stack.push_async_callback(authenticator.stop)
+    process.keep_running("authentication", authenticator.run)
+    tracing = make_tracing(config.observe)
+    rules = compile_rules(config)
+    tenants = Tenants(config.security, listeners(config))
+    if tracing is not None:
+        process.stack.push_async_callback(tracing.stop)
+    listed = config.security.access if config.security.access_source == "list" else None
+    access_list = AccessList(listed, rules, partial=config.mqtt.partial_subscriptions, tenancy=tenants.tenancy)
+    return ListenerSecurity(
+        certificates=certificates,
+        authenticator=authenticator,
+        tenants=tenants,
+        access_list=access_list,
+        acls=AclSource(config.security, access_list, clock=process.loop.time),
+        rules=rules,
+        tracing=tracing,
+        strangers=Strangers(config.budget.login_bytes),
+        limits=Limits(config.limits, process.loop.time, [one.name for one in listeners(config)], most_debt(config)),
+        proxies=Proxies(config.security.trusted_proxies, common_names=config.security.proxy_common_names),
+    )
+
+
+def most_debt(config: Config) -> tuple[int, int]:
+    """Return the messages and bytes of the largest packet, link window or request that a client may send."""
+    mqtt, amqp, http = config.mqtt, config.amqp, config.http
+    largest = max(mqtt.max_packet_bytes, amqp.max_message_bytes, http.max_body_bytes)
+    return max(amqp.link_credit, http.max_records), largest
+
+
+def session_limits(mqtt: MqttConfig) -> SessionLimits:
+    """Return the limits of stored sessions."""
+    return SessionLimits(
+        mqtt.max_sessions,
+        mqtt.max_session_bytes,
+        mqtt.max_sessions_per_principal or UNLIMITED,
+        mqtt.max_session_bytes_per_principal or UNLIMITED,
+    )
+
+
+def may_create(config: Config, rules: Rules) -> Callable[[str], bool]:
+    """Return the check whether a topic may be created: dead-letter topics, and what the mapping rules allow."""
+    before, found, behind = (config.amqp.dead_letter_topic or "").partition(TOPIC_FIELD)
+    tenancy = Tenancy(config.security.tenants.enabled)
+
+    def allowed(whole: str) -> bool:
+        name = tenancy.of(whole).own(whole)
+        dead = found and len(name) > len(before) + len(behind) and name.startswith(before) and name.endswith(behind)
+        return bool(dead) or name == before or rules.may_create(whole)
+
+    return allowed
+
+
+async def open_log(
+    process: Process,
+    kafka: KafkaConfig,
+    security: ListenerSecurity,
+    capacity: PartitionCapacity = any_capacity,
+) -> Log:
+    """Create producers and readers and wait briefly for Kafka's first answer. `capacity` limits new partitions."""
+    config, spawn, stack = process.config, process.spawn, process.stack
+    topics = Topics(
+        kafka,
+        create=config.creates_topics,
+        spawn=spawn,
+        clock=process.loop.time,
+        capacity=capacity,
+        may_create=may_create(config, security.rules),
+    )
+    process.keep_running("topics", topics.run)
+    process.keep_running("acls", partial(security.acls.run, topics.queries.request))
+    stack.push_async_callback(topics.stop)
+    publisher = Publisher(
+        kafka,
+        config.budget,
+        topics,
+        spawn=spawn,
+        clock=process.loop.time,
+        wall_clock=wall_clock,
+        rng=process.rng,
+        max_headers=config.mapping.max_headers,
+        tenancy=Tenancy(config.security.tenants.enabled),
+    )
+    stack.push_async_callback(publisher.stop)
+    unreadable.most_headers = publisher.most_headers
+    await asyncio.wait([process.end_by_cancelling(spawn(publisher.start()))], timeout=CONNECT_WAIT_S)
+    lookup = Lookup(client_settings(kafka, "lookup"), spawn=spawn, ensure=topics.get)
+    stack.push_async_callback(lookup.stop)
+    catch_up_reader = CatchUpReader(consumer_settings(kafka, "replay"), spawn, lookup)
+    stack.push_async_callback(catch_up_reader.stop)
+    live_reader = LiveReader(consumer_settings(kafka, "tail"), spawn, lookup, catch_up_reader)
+    publisher.stored = live_reader.note_stored
+    await live_reader.start()
+    stack.push_async_callback(live_reader.stop)
+    groups = Groups(
+        consumer_settings(kafka, "group"),
+        spawn,
+        lookup,
+        catch_up_reader,
+        random=process.rng.random,
+        times=GroupTimes(kept_ms=days * 86_400_000 if (days := process.config.kafka.group_retention_days) else -1),
+        patience=topics.queries.silence_limit.bound,
+        places=Admission(kafka.max_groups, client_share(kafka.max_groups, kafka.max_groups_per_client)),
+    )
+    stack.push_async_callback(groups.stop)
+    return Log(
+        kafka=kafka,
+        topics=topics,
+        publisher=publisher,
+        lookup=lookup,
+        catch_up_reader=catch_up_reader,
+        live_reader=live_reader,
+        groups=groups,
+    )
+
+
+async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable[[ConfigError], None]) -> State:
+    """Create sessions, retained messages, keyed requests and group owners; they load while the gateway starts.
+
+    `give_up` is called if the state in Kafka does not allow the gateway to run.
+    """
+    config, stack = process.config, process.stack
+    router = Router(rules, log.topics, log.live_reader, process.spawn)
+    state = StateTopics(
+        consumer_settings(log.kafka, "state"),
+        log.topics,
+        log.publisher,
+        log.lookup,
+        spawn=process.spawn,
+        partitions=config.mqtt.state_partitions,
+        largest_bytes=config.mqtt.max_packet_bytes + MEBIBYTE,
+        failed=give_up,
+    )
+    retained = Retained(
+        state,
+        log.publisher,
+        rules,
+        limit=config.mqtt.max_retained,
+        limit_bytes=config.mqtt.max_retained_bytes,
+        limits_of_principal=(config.mqtt.max_retained_per_principal, config.mqtt.max_retained_bytes_per_principal),
+        spawn=process.spawn,
+        wall_clock=wall_clock,
+    )
+    identity = GatewayIdentity(config.data_dir)
+    stack.callback(identity.close)
+    groups = GroupNames(
+        state,
+        log.groups,
+        log.topics,
+        anonymous=config.security.allow_anonymous,
+        wall_clock=wall_clock,
+        random_id=partial(secrets.token_hex, 8),
+    )
+    gateways = Gateways(identity, process.loop.time, wall_clock)
+    presence = _presence(config, log.publisher, state, gateways, retained)
+    parts = _session_parts(
+        process, log, rules, router, retained, groups, SessionStore(gateways.owner, session_limits(config.mqtt))
+    )
+    sessions = Sessions(gateways, parts, Wills(rules, log.publisher, retained, wall_clock), wall_clock)
+    find = partial(find_qos2_messages, consumer_settings(log.kafka, "recovery"), log.lookup, process.spawn)
+    recovery = CrashRecovery(find, log.lookup.partitions)
+    opening = Opening(
+        sessions,
+        recovery,
+        wall_clock=wall_clock,
+        new_session_id=partial(secrets.token_hex, 6),
+        follow=lambda client_id: state.read_to_end(SESSIONS, client_id.encode()),
+        elsewhere=lambda client_id: (
+            None if presence is None else presence.ledger.principal_elsewhere(f"{MQTT_CLIENT}/{client_id}")
+        ),
+    )
+
+    async def read_to_end() -> None:
+        await state.read_to_end(SESSIONS)
+        if presence is not None:
+            await state.read_to_end(presence.topic)
+
+    owners_died = presence.report_dead if presence is not None else lambda: None
+    upkeep = Upkeep(sessions, recovery, opening.ready, read_to_end, log.publisher.fence, owners_died=owners_died)
+    parts.store.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
+    requests = RequestTable(
+        gateway=identity.name,
+        window_s=config.http.idempotency_window_s,
+        max_keys=config.http.max_idempotency_keys,
+        max_keys_per_client=config.http.max_idempotency_keys_per_client,
+        wall_clock=wall_clock,
+    )
+    requests.bind(state)
+    log.topics.watch(lambda _appeared, disappeared: forget_topics(sessions.live, parts, disappeared))
+    router.listen(lambda topic: forget_topics(sessions.live, parts, (topic,)))
+    await state.start()
+    stack.push_async_callback(state.stop)
+    await retained.start()
+    stack.push_async_callback(retained.stop)
+    process.keep_running("sessions", partial(upkeep.run, state.loaded))
+    process.keep_running("groups", groups.run)
+    if presence is not None:
+        process.keep_running("presence", presence.run)
+    stack.push_async_callback(_stop_sessions, upkeep, presence, log.publisher)
+    return State(
+        identity=identity,
+        topics=state,
+        retained=retained,
+        sessions=sessions,
+        opening=opening,
+        requests=requests,
+        groups=groups,
+        parts=parts,
+        presence=presence,
+    )
+
+
+def _presence(
+    config: Config, publisher: Publisher, state: StateTopics, gateways: Gateways, retained: Retained
+) -> Presence | None:
+    if not config.presence.topic:
+        return None
+    return Presence(
+        config.presence.topic,
+        gateways.owner,
+        publisher,
+        state,
+        on_valid=retained.mirror,
+        keep_offline_s=config.presence.keep_offline_s,
+        wall_clock=wall_clock,
+        is_alive=gateways.is_alive,
+        is_dead=gateways.is_dead,
+        takes_over=gateways.takes_over,
+    )
+
+
+def _session_parts(  # noqa: PLR0917 - the parts that sessions use
+    process: Process,
+    log: Log,
+    rules: Rules,
+    router: Router,
+    retained: Retained,
+    groups: GroupNames,
+    store: SessionStore,
+) -> SessionParts:
+    """Create the parts that MQTT sessions use."""
+    wait_s = process.config.mqtt.echo_wait_ms / 1000
+    counters = Counters()
+    starts = ShareStarts(log.groups, log.lookup, store)
+    groups.released.append(starts.forget)
+    return SessionParts(
+        router=router,
+        live_reader=log.live_reader,
+        counters=counters,
+        budget=log.publisher.budgets.connection,
+        store=store,
+        deliveries=DeliveryParts(
+            messages=router.messages, retained=retained, counters=counters, wall_clock=wall_clock, touched=set()
+        ),
+        shares=ShareParts(
+            sharing=Sharing(log.groups, rules, log.topics, router.messages.delivery, starts),
+            names=groups,
+            spawn=process.spawn,
+        ),
+        qos2=Qos2Parts(
+            publisher=log.publisher,
+            retained=retained,
+            start_offsets=StartOffsets(log.lookup),
+            spawn=process.spawn,
+            self_delivery=SelfDelivery(log.live_reader, wait_s, process.loop.time) if wait_s else None,
+        ),
+    )
+
+
+def open_audit(process: Process, log: Log, gateway: str) -> FileSink | None:
+    """Start the configured audit trail and return its file, to be reopened at SIGHUP; raises ConfigError."""
+    config = process.config
+    sinks: list[Sink] = []
+    file = None
+    if config.audit.file is not None:
+        file = FileSink(config.audit.file, audit, process.spawn)
+        process.stack.push_async_callback(file.stop)
+        sinks.append(file.write)
+    if config.audit.topic is not None:
+        sinks.append(TopicSink(config.audit.topic, audit, log.publisher, log.topics).write)
+    audit.begin(gateway, tuple(sinks), Redactor(secrets_in(config)))
+    process.stack.callback(audit.end)
+    return file
+
+
+def parts_with_statistics(
+    security: ListenerSecurity, log: Log, state: State
+) -> Sequence[tuple[str, Callable[[], Any]]]:
+    """Return metric prefix and statistics function of every part that is not a protocol's server."""
+    return (
+        ("topics", log.topics.creation.statistics),
+        ("replication", log.topics.safety.statistics),
+        ("publisher", log.publisher.statistics),
+        ("budget", log.publisher.budgets.statistics),
+        ("live_reader", log.live_reader.statistics),
+        ("state", state.topics.statistics),
+        ("retained", state.retained.statistics),
+        ("kafka", log.groups.by_group),
+        ("group_names", state.groups.statistics),
+        ("strangers", security.strangers.statistics),
+        ("proxy_protocol", security.proxies.statistics),
+        ("limits", security.limits.statistics),
+        ("authentication", security.authenticator.statistics),
+        ("tenants", security.tenants.statistics),
+        ("kafka_acls", security.acls.statistics),
+        *(() if state.presence is None else (("presence", state.presence.statistics),)),
+    )
+
+
+async def _stop_sessions(upkeep: Upkeep, presence: Presence | None, publisher: Publisher) -> None:
+    """Write the sessions' remaining state, and the wills of those that the stop has ended."""
+    if presence is not None:
+        await presence.stop()
+    await upkeep.stop()
+    await publisher.drain(CLOSE_S)
+
+
+def wall_clock() -> int:
+    """Return the time in epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
