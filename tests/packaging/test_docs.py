@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 from gateway.process.cli import app
 from gateway.settings.config import Config
 from gateway.settings.listeners import ListenerConfig, TlsConfig
-from tools import picture, tables
+from tools import clauses, picture, tables
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("gateway", "protocols", "mapping", "flowcontrol", "telemetry", "spark_sinks", "loadtest")
@@ -27,6 +27,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE_AND_NAME = re.compile(r"^([\w/]+)\.py:\s+([A-Z]\w+)")
 CELL_END = re.compile(r"(?<!\\)\|")
 RULE = re.compile(r"\|(?: ?:?-+:? ?\|)+")
+WRITTEN = re.compile(r"<!-- (.+?): written by `make \w+`[^>]*-->\n.*?<!-- end of \1 -->\n", re.DOTALL)
+MOST_WORDS = 60_000
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -99,6 +101,22 @@ def architecture() -> str:
     assert len(rooms) > 5
     pages = [path.read_text(encoding="utf-8") for path in (ROOT / "ARCHITECTURE.md", *rooms)]
     return FENCE.sub("", "\n".join(pages))
+
+
+def by_hand(text: str) -> list[str]:
+    """Return the words of a page without what `make tables` and `make clauses` write."""
+    return WRITTEN.sub("", text).split()
+
+
+def test_the_pages_are_short():
+    words = {relative(path): len(by_hand(path.read_text(encoding="utf-8"))) for path in documents()}
+    longest = sorted(words, key=words.__getitem__, reverse=True)[:5]
+    assert sum(words.values()) <= MOST_WORDS, f"say things once, first in {longest}"
+
+
+def test_words_that_make_writes_are_not_counted():
+    tables_begin, tables_end = tables.BEGIN.format("a b"), tables.END.format("a b")
+    assert by_hand(f"one\n{tables_begin}two\n{tables_end}three\n{clauses.BEGIN}four\n{clauses.END}") == ["one", "three"]
 
 
 def test_the_architecture_is_a_map():
