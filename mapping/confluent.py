@@ -10,7 +10,7 @@ from mapping.record import Headers, Received, Record
 from mapping.rest.contents import compact_json, from_base64
 from mapping.rest.incoming import merged_headers, standard_headers
 from mapping.rest.outgoing import from_record
-from protocols.rest.confluent_v3 import Data, DataReport, Produced, to_epoch
+from protocols.rest.confluent_v3 import Data, DataReport, ProducedRecord, to_epoch
 from protocols.rest.errors import unprocessable
 from protocols.rest.media import Format
 from protocols.rest.positions import LARGEST_PARTITION
@@ -37,7 +37,9 @@ class ReportData(NamedTuple):
     timestamp: int
 
 
-def to_record(produced: Produced, topic: str, principal: str, trace: Headers, now: int) -> tuple[Record, ReportData]:
+def to_record(
+    produced: ProducedRecord, topic: str, principal: str, trace: Headers, now: int
+) -> tuple[Record, ReportData]:
     """Map a record of version 3 to a record for Kafka and the data for its report.
 
     `now` (epoch ms) is the timestamp of a record without one.

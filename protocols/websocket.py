@@ -40,21 +40,21 @@ _ACCEPT_KEY: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # section 1.3
 _HEAD_BYTES: Final = {126: 4, 127: 10}  # before the masking key; 2 for all other lengths
 
 
-class Fault(msgspec.Struct, frozen=True, gc=False):
+class FrameFault(msgspec.Struct, frozen=True, gc=False):
     """A protocol violation of the peer: the status code and the reason for our Close frame."""
 
     code: int
     reason: str
 
 
-class Received(msgspec.Struct, frozen=True):
+class ReceivedMessage(msgspec.Struct, frozen=True):
     """The contents of one read of the socket."""
 
     payload: bytes  # of the messages, as a stream
     ends: tuple[int, ...] = ()  # positions in `payload` where messages end
     ping: bytes | None = None  # the payload of the newest Ping; None if there was none
     close: bytes | None = None  # the payload of the peer's Close frame; the bytes after it are ignored
-    fault: Fault | None = None  # the bytes after it are ignored too
+    fault: FrameFault | None = None  # the bytes after it are ignored too
 
 
 class FrameReader:
@@ -70,7 +70,7 @@ class FrameReader:
         self._key = b""  # its masking key, rotated for the next of these bytes
         self._unfinished = False  # between the frames of a message
 
-    def receive(self, data: bytes) -> Received:
+    def receive(self, data: bytes) -> ReceivedMessage:
         """Parse bytes, split anywhere."""
         if self._buffer:
             data, self._buffer = self._buffer + data, b""
@@ -78,7 +78,7 @@ class FrameReader:
         ends: list[int] = []
         ping: bytes | None = None
         close: bytes | None = None
-        fault: Fault | None = None
+        fault: FrameFault | None = None
         at, end, size = 0, len(data), 0
         while at < end:
             if self._left:
@@ -117,36 +117,38 @@ class FrameReader:
                 close = said if fault is None else None
                 break
         payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
-        return Received(payload, tuple(ends), ping, close, fault)
+        return ReceivedMessage(payload, tuple(ends), ping, close, fault)
 
-    def _check(self, head: bytes) -> Fault | None:
+    def _check(self, head: bytes) -> FrameFault | None:
         """Return the fault of a frame's possibly incomplete header (section 5.2), or None."""
         first = head[0]
         opcode = first & 0x0F
         if first & 0x70:
-            return Fault(PROTOCOL_ERROR, "a reserved bit is set")
+            return FrameFault(PROTOCOL_ERROR, "a reserved bit is set")
         if opcode not in _KNOWN:
-            return Fault(PROTOCOL_ERROR, f"unknown opcode {opcode}")
+            return FrameFault(PROTOCOL_ERROR, f"unknown opcode {opcode}")
         if opcode & _CONTROL:
             if not first & 0x80:
-                return Fault(PROTOCOL_ERROR, "a fragmented control frame")
+                return FrameFault(PROTOCOL_ERROR, "a fragmented control frame")
         elif (opcode == CONTINUATION) is not self._unfinished:
-            return Fault(PROTOCOL_ERROR, "a message within another" if opcode else "a continuation without a message")
+            return FrameFault(
+                PROTOCOL_ERROR, "a message within another" if opcode else "a continuation without a message"
+            )
         elif opcode not in (CONTINUATION, self._kind):
-            return Fault(UNSUPPORTED_DATA, f"{_NAMES[self._kind]} frames only")  # of binary ones: [MQTT-6.0.0-1]
+            return FrameFault(UNSUPPORTED_DATA, f"{_NAMES[self._kind]} frames only")  # of binary ones: [MQTT-6.0.0-1]
         if len(head) < 2:
             return None
         if not head[1] & 0x80:
-            return Fault(PROTOCOL_ERROR, "a client's frame must be masked")  # section 5.1
+            return FrameFault(PROTOCOL_ERROR, "a client's frame must be masked")  # section 5.1
         short = head[1] & 0x7F
         if short <= SHORT:
             return None
         if opcode & _CONTROL:
-            return Fault(PROTOCOL_ERROR, f"a control frame of more than {SHORT} bytes")
+            return FrameFault(PROTOCOL_ERROR, f"a control frame of more than {SHORT} bytes")
         if len(head) >= _HEAD_BYTES[short]:
             size = _size(head, 0)
             if size >> 63 or size <= (SHORT if short == 126 else 0xFFFF):
-                return Fault(PROTOCOL_ERROR, "an invalid length")
+                return FrameFault(PROTOCOL_ERROR, "an invalid length")
         return None
 
 
@@ -204,17 +206,17 @@ def _unmask(data: bytes, key: bytes) -> bytes:
     return (int.from_bytes(data, "little") ^ int.from_bytes(keys, "little")).to_bytes(size, "little")
 
 
-def _check_close(payload: bytes) -> Fault | None:
+def _check_close(payload: bytes) -> FrameFault | None:
     """Return the fault of a Close frame's payload (section 5.5.1), or None."""
     if not payload:
         return None
     if len(payload) == 1:
-        return Fault(PROTOCOL_ERROR, "a truncated status code")
+        return FrameFault(PROTOCOL_ERROR, "a truncated status code")
     code = int.from_bytes(payload[:2], "big")
     if code not in _FOR_FRAMES and not 3000 <= code < 5000:
-        return Fault(PROTOCOL_ERROR, f"status code {code}")
+        return FrameFault(PROTOCOL_ERROR, f"status code {code}")
     try:
         payload[2:].decode()
     except UnicodeDecodeError:
-        return Fault(INVALID_PAYLOAD, "a reason that is not UTF-8")
+        return FrameFault(INVALID_PAYLOAD, "a reason that is not UTF-8")
     return None

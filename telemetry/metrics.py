@@ -142,7 +142,7 @@ def metric_name(path: Sequence[str], declared: Declared) -> tuple[str, int]:
     return f"{name}_total" if declared.kind == "counter" else name, divisor
 
 
-class Described(msgspec.Struct, frozen=True):
+class DescribedMetric(msgspec.Struct, frozen=True):
     """A metric as listed in `docs/metrics.md`."""
 
     name: str
@@ -151,19 +151,21 @@ class Described(msgspec.Struct, frozen=True):
     meaning: str
 
 
-def describe(source: str, struct: type[msgspec.Struct]) -> Iterator[Described]:
+def describe(source: str, struct: type[msgspec.Struct]) -> Iterator[DescribedMetric]:
     """Yield the metrics of a source that returns such structs, in field order."""
     return _described((PREFIX, source), (), struct)
 
 
-def _described(path: tuple[str, ...], labels: tuple[str, ...], struct: type[msgspec.Struct]) -> Iterator[Described]:
+def _described(
+    path: tuple[str, ...], labels: tuple[str, ...], struct: type[msgspec.Struct]
+) -> Iterator[DescribedMetric]:
     for field in fields(struct):
         here, declared = (*path, field.name), field.declared
         below = labels + (declared.labels if declared is not None else ())
         if field.struct is not None:
             yield from _described(here, below, field.struct)
         elif declared is not None and declared.kind is not None:
-            yield Described(metric_name(here, declared)[0], declared.kind, below, declared.meaning)
+            yield DescribedMetric(metric_name(here, declared)[0], declared.kind, below, declared.meaning)
 
 
 def _bounded(values: Mapping[Any, Any]) -> Mapping[Any, Any]:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.kafka.cluster.rights import ACL_PLACES, Operation, Place, Resource, needed
+from gateway.kafka.cluster.rights import ACL_PLACES, AclOperation, AclResource, Resource, needed
 from gateway.kafka.driver.acl_requests import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Acl, all_acls, read_acls
 from gateway.kafka.driver.admin_client import AdminClient
 from gateway.kafka.driver.wire import EncodedRequest
@@ -78,13 +78,15 @@ class Acls:
                 await asyncio.sleep(POLL_S)
 
 
-def right(resource: Resource, operation: Operation, user: str, places: Mapping[Resource, Place] = ACL_PLACES) -> Acl:
+def right(
+    resource: Resource, operation: AclOperation, user: str, places: Mapping[Resource, AclResource] = ACL_PLACES
+) -> Acl:
     """Return the ACL that gives the user a right that the gateway needs."""
     kind, name, prefixed = places[resource]
     return Acl(KINDS[kind], name, prefixed, f"User:{user}", "*", int(operation), True)
 
 
-async def allow_gateway(bootstrap: str, user: str, places: Mapping[Resource, Place] = ACL_PLACES) -> None:
+async def allow_gateway(bootstrap: str, user: str, places: Mapping[Resource, AclResource] = ACL_PLACES) -> None:
     """Grant only the rights in `NEEDS`, over a listener whose clients are administrators."""
     async with Acls(bootstrap) as acls:
         rights = [right(resource, one, user, places) for resource, allowed in needed().items() for one in allowed]

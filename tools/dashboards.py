@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from telemetry.metrics import Described, describe
+from telemetry.metrics import DescribedMetric, describe
 from tools import alerts
 from tools.tables import ROOT, SOURCES
 
@@ -26,9 +26,9 @@ DECLARED: Final = {
     for metric in describe(name, struct)
 }
 PROCESS: Final = (
-    Described("process_cpu_seconds_total", "counter", (), "CPU time"),
-    Described("process_resident_memory_bytes", "gauge", (), "resident memory"),
-    Described("process_open_fds", "gauge", (), "open files"),
+    DescribedMetric("process_cpu_seconds_total", "counter", (), "CPU time"),
+    DescribedMetric("process_resident_memory_bytes", "gauge", (), "resident memory"),
+    DescribedMetric("process_open_fds", "gauge", (), "open files"),
 )
 """Metrics of Prometheus' Python client."""
 KNOWN: Final = {**DECLARED, **{metric.name: metric for metric in PROCESS}}
@@ -213,7 +213,7 @@ BOARDS: Final = (
 )
 
 
-def metric_of(name: str) -> Described:
+def metric_of(name: str) -> DescribedMetric:
     """Find a metric by its name in a panel; raises ValueError if there is none."""
     found = KNOWN.get(f"trivium_{name}", KNOWN.get(name))
     if found is None:
@@ -221,7 +221,7 @@ def metric_of(name: str) -> Described:
     return found
 
 
-def query(metric: Described, chosen: str, by: tuple[str, ...]) -> str:
+def query(metric: DescribedMetric, chosen: str, by: tuple[str, ...]) -> str:
     """Return the PromQL query for a metric, restricted to the selected instances or queries."""
     if not set(by) <= set(metric.labels):
         raise ValueError(f"{metric.name} has the labels {metric.labels}, not {by}")
@@ -236,7 +236,7 @@ def query(metric: Described, chosen: str, by: tuple[str, ...]) -> str:
             return f"histogram_quantile({QUANTILE}, sum by ({labels}, le) ({rate}))"
 
 
-def unit(metric: Described) -> str:
+def unit(metric: DescribedMetric) -> str:
     """Return Grafana's name of the metric's unit."""
     if metric.name.endswith("_ends"):
         return "dateTimeFromNow"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import yaml
 
-from gateway.kafka.cluster.rights import ACL_PLACES, Place, needed
+from gateway.kafka.cluster.rights import ACL_PLACES, AclResource, needed
 from gateway.kafka.cluster.topic_info import InternalTopic
 from gateway.kafka.state import table_configs
 from gateway.mqtt.connection.refused_again import refused_topic
@@ -58,7 +58,7 @@ def user() -> dict[str, Any]:
     }
 
 
-def resource_of(place: Place) -> dict[str, str]:
+def resource_of(place: AclResource) -> dict[str, str]:
     """Return a resource as Strimzi describes it."""
     if place.kind == "cluster":
         return {"type": "cluster"}

@@ -22,24 +22,24 @@ from pydantic import BaseModel
 
 from gateway.amqp.counters import AmqpStatistics
 from gateway.audit.trail import AuditStatistics
-from gateway.embedded.open_files import Statistics as OpenFiles
+from gateway.embedded.open_files import OpenFilesStatistics as OpenFiles
 from gateway.kafka.cluster.rights import ACL_PLACES, needed
-from gateway.kafka.cluster.topic_creation import Statistics as TopicCreation
-from gateway.kafka.cluster.topic_safety import Statistics as TopicSafety
+from gateway.kafka.cluster.topic_creation import TopicCreationStatistics as TopicCreation
+from gateway.kafka.cluster.topic_safety import TopicSafetyStatistics as TopicSafety
 from gateway.kafka.driver.fetch.unreadable import UnreadableStatistics
-from gateway.kafka.driver.login import Statistics as LoginStatistics
+from gateway.kafka.driver.login import KafkaLoginStatistics as LoginStatistics
 from gateway.kafka.groups.statistics import GroupsStatistics
 from gateway.kafka.publish.budgets import BudgetStatistics
-from gateway.kafka.publish.settlement import Statistics as PublisherStatistics
+from gateway.kafka.publish.settlement import SettlementStatistics as PublisherStatistics
 from gateway.kafka.read.delays import DelayStatistics
 from gateway.kafka.read.watched_topics import LiveStatistics
 from gateway.kafka.state import StateStatistics
 from gateway.limits.limits import LimitStatistics
 from gateway.mqtt.routing.retained import RetainedStatistics
-from gateway.mqtt.server import Statistics as MqttStatistics
+from gateway.mqtt.server import MqttServerStatistics as MqttStatistics
 from gateway.mqtt.session import lifecycle, qos2_states
 from gateway.net.descriptors import DescriptorStatistics
-from gateway.net.http.upgrade import Statistics as UpgradeStatistics
+from gateway.net.http.upgrade import UpgradeStatistics
 from gateway.net.listener import ListenerStatistics
 from gateway.net.proxied import ProxyStatistics
 from gateway.net.strangers import StrangersStatistics

@@ -7,12 +7,20 @@ from typing import Final
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import ANSWERS, AmqpAnswer, Outcome
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import INTERNAL_ERROR, STATE_ACCEPTED, STATE_FAILED, STATE_RELEASED, Error, State, rejected
+from protocols.amqp.outcomes import (
+    INTERNAL_ERROR,
+    STATE_ACCEPTED,
+    STATE_FAILED,
+    STATE_RELEASED,
+    DeliveryState,
+    Error,
+    rejected,
+)
 
 MODIFIED_OUTCOME: Final = "amqp:modified:list"
 
 
-def delivery_state(link: Link, outcome: Outcome, reason: str) -> State:
+def delivery_state(link: Link, outcome: Outcome, reason: str) -> DeliveryState:
     """Return the delivery state that settles one of the peer's deliveries.
 
     A transient error is never `rejected`, because clients move rejected messages to a dead-letter queue. A source that

@@ -21,12 +21,12 @@ from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.links.peer import Peer
 from gateway.amqp.links.relay import RelayLink
 from gateway.amqp.nodes import Node
-from gateway.amqp.services import Services
-from gateway.amqp.sources import Source, filters_of_node, resumed, source_of, subscription_of, supported
+from gateway.amqp.services import AmqpServices
+from gateway.amqp.sources import LinkSource, filters_of_node, resumed, source_of, subscription_of, supported
 from gateway.amqp.transactions import CAPABILITIES as COORDINATOR_CAPABILITIES
 from gateway.amqp.transactions import COMMAND_BYTES, Coordinator, Transaction
 from gateway.kafka.contracts import Refused
-from gateway.kafka.read.start_positions import AtOffset, AtOffsets, BeyondEnd, Place
+from gateway.kafka.read.start_positions import AtOffset, AtOffsets, BeyondEnd, StartPosition
 from gateway.views.pauses import CONNECTION_BUDGET, SHARE, pauses
 from mapping.amqp.addresses import AddressError, TargetAddress
 from mapping.outcomes import Outcome
@@ -55,7 +55,7 @@ MAX_JOINS: Final = 16  # concurrent joins of consumer groups per connection: eac
 class AttachingPeer(Peer):
     """A connection with its links and its pending attaches."""
 
-    def __init__(self, services: Services, connection: Connection) -> None:
+    def __init__(self, services: AmqpServices, connection: Connection) -> None:
         super().__init__(
             connection,
             services.publisher.budgets.connection(),
@@ -310,7 +310,7 @@ class Attach:
         self._accept_receiver(outgoing, source, durable=durable)
 
     def _accept_receiver(
-        self, outgoing: OutgoingLink, source: Source, *, durable: str | None = None, dynamic: str | None = None
+        self, outgoing: OutgoingLink, source: LinkSource, *, durable: str | None = None, dynamic: str | None = None
     ) -> None:
         peer, link = self._peer, self._link
         peer.add_receiver(outgoing)
@@ -325,7 +325,7 @@ class Attach:
         peer.pump.flush()
         outgoing.credit_changed(peer.engine.drains(link))  # a flow may already be here
 
-    async def _resume(self) -> Source:
+    async def _resume(self) -> LinkSource:
         """Find the durable subscription of an attach that has only a link name: Kafka knows its topic."""
         container_id, names = self._peer.container_id, self._peer.grant.names
         own = subscription_of(self._link, container_id)
@@ -337,7 +337,7 @@ class Attach:
             raise AddressError(NOT_FOUND, f"there is no subscription {own!r}")
         return resumed(self._link, container_id, names.own(topics[0])).with_tenant(names)
 
-    async def _browse(self, source: Source, queue: str) -> Source:
+    async def _browse(self, source: LinkSource, queue: str) -> LinkSource:
         """Let a browser start at the queue's committed position and see only records that are not settled there."""
         stored = await self._services.groups.positions(queue, source.topic)
         ledgers = {number: read_ledger(one.offset, one.metadata) for number, one in stored.items()}
@@ -349,10 +349,10 @@ class Attach:
         start = AtOffsets({number: one.offset for number, one in stored.items()})
         return msgspec.structs.replace(source, start=start, condition=both(is_open, source.condition))
 
-    async def _connect(self, outgoing: OutgoingLink, source: Source) -> None:
+    async def _connect(self, outgoing: OutgoingLink, source: LinkSource) -> None:
         """Connect the link to its reader, which offers no record before the link is accepted."""
         if source.group is None:
-            start = Place.END if source.start is None else source.start
+            start = StartPosition.END if source.start is None else source.start
             await self._services.live_reader.watch_from(source.topic, outgoing, outgoing, start, source.partition)
         else:
             async with self._queue.joining:

@@ -16,9 +16,9 @@ from gateway.amqp.attaches import NO_SENDERS, AttachingPeer
 from gateway.amqp.links.incoming import IncomingLink, settle_each
 from gateway.amqp.links.outgoing import OutgoingLink
 from gateway.amqp.links.relay import RelayLink
-from gateway.amqp.login import Login
+from gateway.amqp.login import AmqpLogin
 from gateway.amqp.present import CLOSED_BY_PEER, CONNECTION_LOST, closed_by_us, failed
-from gateway.amqp.services import PRODUCT, Services
+from gateway.amqp.services import PRODUCT, AmqpServices
 from gateway.amqp.transactions import Coordinator
 from gateway.audit.trail import audit, where_of
 from gateway.kafka.contracts import Result
@@ -77,11 +77,11 @@ class AmqpConnection(AttachingPeer):
 
     protocol: Final = "amqp"
 
-    def __init__(self, services: Services, connection: Connection, register: set[AmqpConnection]) -> None:
+    def __init__(self, services: AmqpServices, connection: Connection, register: set[AmqpConnection]) -> None:
         """`register` is the set of all open connections."""
         super().__init__(services, connection)
         self._register = register
-        self._login: Login | None = None  # until its outcome
+        self._login: AmqpLogin | None = None  # until its outcome
         self._expiry: Expiry | None = None  # of the login's token, if it has one
         self._limits: ClientLimits | None = None  # None before the login, and without limits
         self._is_open = False  # we have answered the peer's open, and told of it
@@ -108,7 +108,7 @@ class AmqpConnection(AttachingPeer):
         services.counts.connections += 1
         certificate = pump.peercert
         entrance = pump.entrance
-        self._login = Login(entrance, peer=pump.peer, certificate=certificate)
+        self._login = AmqpLogin(entrance, peer=pump.peer, certificate=certificate)
         certified = entrance.identify_certificate(certificate) is not None
         self._connection.mechanisms = entrance.offers(certificate=certified)
         self._connection.allow_without_sasl = entrance.anonymous() is not None

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.kafka.read.start_positions import AtOffset, AtTime, Place, Start
+from gateway.kafka.read.start_positions import AtOffset, AtTime, Start, StartPosition
 from mapping.amqp.addresses import AddressError
 from mapping.amqp.selection import selector
 from mapping.record import GW_CLIENT, GW_PROTOCOL, Received
@@ -25,7 +25,7 @@ from protocols.amqp.selectors.parser import SelectorError
 Condition = Callable[[Received], bool]
 
 
-class _Kind(enum.Enum):
+class _FilterKind(enum.Enum):
     SELECTOR = enum.auto()
     NO_LOCAL = enum.auto()
     OFFSET_SPEC = enum.auto()
@@ -33,27 +33,27 @@ class _Kind(enum.Enum):
     OFFSET = enum.auto()
 
 
-_KINDS: Final[dict[str | int, _Kind]] = {
-    "apache.org:selector-filter:string": _Kind.SELECTOR,
-    0x0000468C00000004: _Kind.SELECTOR,
-    0x000001370000000A: _Kind.SELECTOR,  # Azure's clients
-    "apache.org:no-local-filter:list": _Kind.NO_LOCAL,
-    0x0000468C00000003: _Kind.NO_LOCAL,
-    "rabbitmq:stream-offset-spec": _Kind.OFFSET_SPEC,
+_KINDS: Final[dict[str | int, _FilterKind]] = {
+    "apache.org:selector-filter:string": _FilterKind.SELECTOR,
+    0x0000468C00000004: _FilterKind.SELECTOR,
+    0x000001370000000A: _FilterKind.SELECTOR,  # Azure's clients
+    "apache.org:no-local-filter:list": _FilterKind.NO_LOCAL,
+    0x0000468C00000003: _FilterKind.NO_LOCAL,
+    "rabbitmq:stream-offset-spec": _FilterKind.OFFSET_SPEC,
     # The AMQP bridge of Strimzi, and what it was called before.
-    "io.strimzi:partition-filter:int": _Kind.PARTITION,
-    "enmasse:partition-filter:int": _Kind.PARTITION,
-    "rhiot.io:partition-filter:int": _Kind.PARTITION,
-    "io.strimzi:offset-filter:long": _Kind.OFFSET,
-    "enmasse:offset-filter:long": _Kind.OFFSET,
-    "rhiot.io:offset-filter:long": _Kind.OFFSET,
+    "io.strimzi:partition-filter:int": _FilterKind.PARTITION,
+    "enmasse:partition-filter:int": _FilterKind.PARTITION,
+    "rhiot.io:partition-filter:int": _FilterKind.PARTITION,
+    "io.strimzi:offset-filter:long": _FilterKind.OFFSET,
+    "enmasse:offset-filter:long": _FilterKind.OFFSET,
+    "rhiot.io:offset-filter:long": _FilterKind.OFFSET,
 }
 
 _EVENT_HUBS: Final = re.compile(
     r"\s*amqp\.annotation\.x-opt-(offset|sequence-number|enqueued-time)\s*(>=?)\s*(?:'(-?[0-9]{1,19})'|(-?[0-9]{1,19}))\s*"
 )
 _EVENT_HUBS_LATEST: Final = re.compile(r"\s*amqp\.annotation\.x-opt-offset\s*>=?\s*'@latest'\s*")
-_PLACES: Final = {"first": Place.BEGINNING, "last": Place.LAST, "next": Place.END}
+_PLACES: Final = {"first": StartPosition.BEGINNING, "last": StartPosition.LAST, "next": StartPosition.END}
 _AGO: Final = re.compile(r"([0-9]{1,9})([YMDhms])")
 _SECONDS: Final = {"Y": 365 * 86400, "M": 30 * 86400, "D": 86400, "h": 3600, "m": 60, "s": 1}
 _OFFSETS: Final = 1 << 63  # Kafka's offsets are signed
@@ -85,18 +85,18 @@ def read_filters(filters: Iterable[Filter], container_id: str, now_ms: int) -> F
     applied: list[Filter] = []
     for one in filters:
         match _KINDS.get(one.name if one.descriptor is None else one.descriptor):
-            case _Kind.PARTITION:
+            case _FilterKind.PARTITION:
                 _refuse_second(one, partition)
                 partition = _number(one, _PARTITIONS)
-            case _Kind.OFFSET:
+            case _FilterKind.OFFSET:
                 _refuse_second(one, start)
                 start = AtOffset(_number(one, _OFFSETS))
-            case _Kind.OFFSET_SPEC:
+            case _FilterKind.OFFSET_SPEC:
                 _refuse_second(one, start)
                 start = _offset_spec(one, now_ms)
-            case _Kind.NO_LOCAL:
+            case _FilterKind.NO_LOCAL:
                 foreign = _not_from(container_id)
-            case _Kind.SELECTOR:
+            case _FilterKind.SELECTOR:
                 text = _text(one)
                 position = _event_hubs_position(text)
                 if position is not None:
@@ -162,16 +162,16 @@ def _event_hubs_position(text: str) -> Start | None:
     A negative offset is the beginning. The selector is not evaluated for records: reading starts at the position.
     """
     if _EVENT_HUBS_LATEST.fullmatch(text):
-        return Place.END
+        return StartPosition.END
     match = _EVENT_HUBS.fullmatch(text)
     if match is None:
         return None
     number = int(match[3] or match[4]) + (match[2] == ">")
     if number >= _OFFSETS:
-        return Place.END
+        return StartPosition.END
     if match[1] == "enqueued-time":
         return AtTime(number)
-    return AtOffset(number) if number > 0 else Place.BEGINNING
+    return AtOffset(number) if number > 0 else StartPosition.BEGINNING
 
 
 def _not_from(container_id: str) -> Condition:

@@ -14,7 +14,7 @@ from mapping.record import text_of
 from protocols.amqp.events import SaslInitReceived, SaslResponseReceived
 
 
-class Login:
+class AmqpLogin:
     """One SASL exchange. SCRAM takes several steps, every other mechanism one."""
 
     __slots__ = ("_certificate", "_entrance", "_exchange", "_peer", "name")

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 from aiokafka import TopicPartition
 
-from gateway.amqp.sources import Source
+from gateway.amqp.sources import LinkSource
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Subscriber
 from gateway.kafka.publish.publisher import Publisher
@@ -83,10 +83,10 @@ class Node:
         """The demand of all receivers of a queue."""
         return sum(consumer.demand for consumer in self._consumers)
 
-    def source(self, wanted: Collection[str]) -> Source:
+    def source(self, wanted: Collection[str]) -> LinkSource:
         """Return the source of a link that receives from this node."""
         kind = TEMPORARY_QUEUE if self._queue else TEMPORARY_TOPIC
-        return Source(self._nodes.topic, capabilities=(kind,) if kind in wanted else ())
+        return LinkSource(self._nodes.topic, capabilities=(kind,) if kind in wanted else ())
 
     def join(self, link: NodeReceiver) -> NodeConsumer:
         """Add a receiving link."""

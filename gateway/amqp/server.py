@@ -10,14 +10,14 @@ import msgspec
 
 from gateway.amqp.connection import AmqpConnection
 from gateway.amqp.counters import AmqpStatistics
-from gateway.amqp.services import Services
+from gateway.amqp.services import AmqpServices
 from gateway.net.protocol_listener import ProtocolServer
 from gateway.net.strangers import Strangers
 from gateway.runtime.spawn import Spawn
 from gateway.runtime.turns import in_turns
 from gateway.security.rights.authorization import Grant
 from protocols.amqp.connection import Connection
-from protocols.amqp.endpoints import Limits
+from protocols.amqp.endpoints import EndpointLimits
 
 WEBSOCKET_SUBPROTOCOL: Final = "amqp"  # AMQP WebSocket binding, part 2.1
 
@@ -25,13 +25,13 @@ WEBSOCKET_SUBPROTOCOL: Final = "amqp"  # AMQP WebSocket binding, part 2.1
 class AmqpServer(ProtocolServer):
     """The AMQP server of the process, with all its connections."""
 
-    def __init__(self, services: Services, spawn: Spawn, strangers: Strangers | None = None) -> None:
+    def __init__(self, services: AmqpServices, spawn: Spawn, strangers: Strangers | None = None) -> None:
         config = services.config
         super().__init__("amqp", spawn, strangers, outgoing=services.publisher.budgets.outgoing)
         self._services = services
         self._open: set[AmqpConnection] = set()
         services.access.watch(lambda changed: in_turns(self._recheck_links(changed)))
-        self._limits = Limits(
+        self._limits = EndpointLimits(
             max_frame_bytes=config.max_frame_bytes,
             channel_max=config.channel_max,
             links_per_session=config.links_per_session,

@@ -10,7 +10,7 @@ from gateway.amqp.links.credit import CreditGates
 from gateway.amqp.links.dead_letters import DeadLetters
 from gateway.amqp.links.incoming import Ingress
 from gateway.amqp.links.outgoing import Egress
-from gateway.amqp.links.subscriptions import Subscriptions
+from gateway.amqp.links.subscriptions import LinkSubscriptions
 from gateway.amqp.nodes import Nodes
 from gateway.amqp.sources import AddressTypes
 from gateway.amqp.transactions import Coordinators
@@ -21,7 +21,7 @@ from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.limits.limits import Limits
 from gateway.presence.presence import Presence
-from gateway.runtime.turns import Share
+from gateway.runtime.turns import TurnShare
 from gateway.security.rights.authorization import AccessList
 from gateway.security.rights.group_names import GroupNames
 from gateway.settings.config import AmqpConfig
@@ -32,7 +32,7 @@ PRODUCT: Final = "trivium"
 STOPPING: Final = "the gateway is stopping"
 
 
-class Services:
+class AmqpServices:
     """The shared services; `wall_clock` returns epoch milliseconds."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Services:
         self.address_types = AddressTypes(config.addresses)
         self.counts = Counts()
         self.gates = CreditGates(publisher)
-        self.subscriptions = Subscriptions()
+        self.subscriptions = LinkSubscriptions()
         dead_letters = DeadLetters(publisher, config.dead_letter_topic, config.max_attempts, self.counts)
         windows = (config.link_credit_least, config.link_credit)
         self.ingress = Ingress(publisher, self.gates, self.counts, windows, config.link_bytes, config.max_body_bytes)
@@ -89,7 +89,7 @@ class Services:
             random_id=random_id,
         )
         self.places = Places()  # the partitions of links that send without keys
-        self.attaching = Share()  # the share of each turn of the loop that is used for attaches
+        self.attaching = TurnShare()  # the share of each turn of the loop that is used for attaches
 
     def nodes(self, names: Names) -> Nodes:
         """Return the dynamic nodes of one tenant."""

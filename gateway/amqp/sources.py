@@ -29,7 +29,7 @@ from typing import Final
 import msgspec
 
 from gateway.amqp.filters import Condition, Filters, both, read_filters
-from gateway.kafka.read.start_positions import Place, Start
+from gateway.kafka.read.start_positions import Start, StartPosition
 from gateway.security.rights.filters import matches
 from gateway.settings.protocols import AddressRule
 from mapping.amqp.addresses import GROUP_LIMIT, AddressError, SourceAddress, is_plain, parse_source
@@ -49,7 +49,7 @@ VOLATILE_SUFFIX: Final = ":volatile"
 SELECTION_DIGITS: Final = 16  # of the digest of what a subscription selects
 
 
-class Source(msgspec.Struct, frozen=True):
+class LinkSource(msgspec.Struct, frozen=True):
     """A receiving link's source as Trivium serves it."""
 
     topic: str  # the Kafka topic
@@ -80,7 +80,7 @@ class Source(msgspec.Struct, frozen=True):
         key = self.key
         return everything if key is None else lambda record: record.key == key
 
-    def with_tenant(self, names: Names) -> Source:
+    def with_tenant(self, names: Names) -> LinkSource:
         """Return the source with the tenant's prefix in all names (`mapping.tenants`)."""
         if not names.prefix:
             return self
@@ -113,7 +113,7 @@ class AddressTypes:
         return next((queue for pattern, queue in self._rules if matches(pattern, levels)), False)
 
 
-def source_of(link: Link, container_id: str, now_ms: int, address_types: AddressTypes) -> Source:
+def source_of(link: Link, container_id: str, now_ms: int, address_types: AddressTypes) -> LinkSource:
     """Interpret the source of a peer's receiving link at `now_ms` (epoch). Raises AddressError."""
     address = parse_source(link.source.address)
     if address_types.is_queue(link.source.address) and not {TOPIC, SHARED}.intersection(link.source.capabilities):
@@ -127,7 +127,7 @@ def source_of(link: Link, container_id: str, now_ms: int, address_types: Address
         raise AddressError(INVALID_FIELD, "the address and a filter name different partitions")
     start, browses = filters.start, None
     if start is None and _is_browser(link.source, address):
-        start, browses = Place.BEGINNING, _queue_of(address)
+        start, browses = StartPosition.BEGINNING, _queue_of(address)
     placed = partition is not None or start is not None
     source = _reader(link, address) if placed else _unfiltered(link, address, container_id)
     keyed: Condition | None = None if address.key is None else lambda record: record.key == address.key
@@ -164,7 +164,7 @@ def _is_browser(asked: Terminus, address: SourceAddress) -> bool:
     return asked.copies and address.group is None and (address.queue or QUEUE in asked.capabilities)
 
 
-def _reader(link: Link, address: SourceAddress) -> Source:
+def _reader(link: Link, address: SourceAddress) -> LinkSource:
     """Return a source that reads the log from a given position or partition and commits nothing."""
     asked = link.source
     if address.group is not None or SHARED in asked.capabilities or _is_durable(asked):
@@ -172,24 +172,26 @@ def _reader(link: Link, address: SourceAddress) -> Source:
             NOT_ALLOWED,
             "a consumer group has its own position and partitions; receive from the topic, or from T/partitions/N",
         )
-    return Source(address.topic, capabilities=supported(asked.capabilities, TOPIC))
+    return LinkSource(address.topic, capabilities=supported(asked.capabilities, TOPIC))
 
 
-def _unfiltered(link: Link, address: SourceAddress, container_id: str) -> Source:
+def _unfiltered(link: Link, address: SourceAddress, container_id: str) -> LinkSource:
     asked = link.source
     wanted = asked.capabilities
     if address.group is not None:
-        return Source(address.topic, address.group, at_end=address.subscription, capabilities=supported(wanted, QUEUE))
+        return LinkSource(
+            address.topic, address.group, at_end=address.subscription, capabilities=supported(wanted, QUEUE)
+        )
     if address.queue or QUEUE in wanted:
-        return Source(address.topic, _queue_of(address), capabilities=supported(wanted, QUEUE))
+        return LinkSource(address.topic, _queue_of(address), capabilities=supported(wanted, QUEUE))
     shared = SHARED in wanted
     durable = _is_durable(asked)
     if not shared and not durable:
-        return Source(address.topic, capabilities=supported(wanted, TOPIC))
+        return LinkSource(address.topic, capabilities=supported(wanted, TOPIC))
     group = subscription_name(link.name, container_id, shared=shared, everywhere=GLOBAL in wanted)
     if not durable:
         group += VOLATILE_SUFFIX
-    return Source(
+    return LinkSource(
         address.topic,
         group,
         at_end=True,
@@ -204,14 +206,14 @@ def _is_durable(asked: Terminus) -> bool:
     return asked.durable != 0 or asked.expiry == NEVER
 
 
-def resumed(link: Link, container_id: str, topic: str) -> Source:
+def resumed(link: Link, container_id: str, topic: str) -> LinkSource:
     """Return the durable subscription of an attach with a null source and only a link name (JMS unsubscribes so).
 
     Raises:
         AddressError: the name is not valid.
     """
     group = subscription_of(link, container_id)
-    return Source(topic, group, at_end=True, subscription=True, exclusive=NAME_END not in link.name)
+    return LinkSource(topic, group, at_end=True, subscription=True, exclusive=NAME_END not in link.name)
 
 
 def subscription_of(link: Link, container_id: str) -> str:

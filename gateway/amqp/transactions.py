@@ -39,8 +39,8 @@ from protocols.amqp.outcomes import (
     STATE_ACCEPTED,
     STATE_FAILED,
     UNAUTHORIZED_ACCESS,
+    DeliveryState,
     Error,
-    State,
 )
 from protocols.amqp.primitives import DecodeError
 from protocols.amqp.transactions import (
@@ -214,7 +214,7 @@ class Coordinator:
         if delivery is None or (outcomes and _REJECTED_OUTCOME not in outcomes):
             self._end(error)
             return
-        self.peer.engine.settle_delivery(self.link, delivery, State(REJECTED, error=error))
+        self.peer.engine.settle_delivery(self.link, delivery, DeliveryState(REJECTED, error=error))
 
     def _end(self, error: Error) -> None:
         if self.link.attached:

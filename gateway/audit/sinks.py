@@ -118,7 +118,7 @@ class FileSink:
             self._file = -1
 
 
-class TopicSink:
+class AuditTopicSink:
     """Publishes to an internal topic, which clients can neither read nor write. Owns the records that it submits."""
 
     def __init__(self, topic: str, audit: Audit, publisher: Publisher, topics: Topics) -> None:

@@ -40,7 +40,7 @@ Event = Literal["login", "right", "act"]
 Result = Literal["accepted", "refused", "busy", "done"]
 
 
-class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
+class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One line of the trail (wire format)."""
 
     v: int  # version of this format: 1
@@ -223,7 +223,7 @@ class Audit:
     def _write(self, event: Event, result: Result, where: Where, **facts: Any) -> None:
         where = msgspec.structs.replace(where, client=_shown(where.client))
         facts = {name: _shown(value) if isinstance(value, str) else value for name, value in facts.items()}
-        entry = Entry(
+        entry = AuditEntry(
             v=VERSION,
             at=datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(timespec="milliseconds"),
             gateway=self._gateway,

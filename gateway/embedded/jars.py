@@ -47,7 +47,7 @@ class Jar(msgspec.Struct, frozen=True):
         return f"{self.artifact}-{self.version}.jar"
 
 
-class Progress(msgspec.Struct, frozen=True):
+class DownloadProgress(msgspec.Struct, frozen=True):
     """The progress of a fetch."""
 
     text: str  # the current step, one line
@@ -55,7 +55,7 @@ class Progress(msgspec.Struct, frozen=True):
     total: int  # jars of the set
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[DownloadProgress], None]
 
 
 class _Stamp(msgspec.Struct, frozen=True, array_like=True):
@@ -140,7 +140,7 @@ def ensure_jars(
             return paths
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(
-            directory / ".lock", lambda: report(Progress("another process is fetching: waiting", 0, len(jars)))
+            directory / ".lock", lambda: report(DownloadProgress("another process is fetching: waiting", 0, len(jars)))
         ):
             _complete(set_name, directory, jars, report, environment)
     except OSError as error:
@@ -168,7 +168,7 @@ def _complete(
                     f"cannot fetch the {set_name} jars, the network or the repository does not answer: {error}"
                     " (TRIVIUM_IVY_SETTINGS names an Ivy settings file for a mirror)"
                 ) from error
-            report(Progress(f"trying again: {error}", len(jars) - len(missing), len(jars)))
+            report(DownloadProgress(f"trying again: {error}", len(jars) - len(missing), len(jars)))
             time.sleep(PAUSES_S[attempt])
         except ivy.DiskFullError as error:
             raise _disk_full(directory) from error
@@ -206,7 +206,7 @@ def _fetch(
         if name.is_fetched:
             fetched += 1
         verb = "fetched" if name.is_fetched else "found"
-        report(Progress(f"{set_name} jars: {verb} {name.text}", there + fetched, total))
+        report(DownloadProgress(f"{set_name} jars: {verb} {name.text}", there + fetched, total))
     wrong = []
     for jar in missing:
         staged = ivy.retrieved(staging, jar.file_name)
@@ -219,7 +219,7 @@ def _fetch(
             wrong.append(f"{jar.file_name} is not the one in the lock (SHA-256 {found}, expected {jar.sha256})")
     if wrong:
         raise JarError(f"{wrong[0]}: the repository or a proxy served something else, nothing was kept")
-    report(Progress(f"{set_name} jars: all verified", total, total))
+    report(DownloadProgress(f"{set_name} jars: all verified", total, total))
 
 
 def _verify_present(directory: Path, jars: Sequence[Jar]) -> list[Jar]:
@@ -297,7 +297,7 @@ def console_report() -> Iterator[Report]:
     with contextlib.ExitStack() as stack:
         opened: list[Report] = []
 
-        def report(progress: Progress) -> None:
+        def report(progress: DownloadProgress) -> None:
             if not opened:
                 opened.append(_open_console(stack))
             opened[0](progress)
@@ -316,7 +316,7 @@ def _open_console(stack: contextlib.ExitStack) -> Report:
         return lambda at: bar.update(task, description=at.text, completed=at.done, total=at.total)
     shown: set[tuple[int, int]] = set()
 
-    def show(at: Progress) -> None:
+    def show(at: DownloadProgress) -> None:
         step = (at.total, at.done * 10 // at.total)
         if step not in shown or at.text.startswith(("another", "trying")):
             shown.add(step)

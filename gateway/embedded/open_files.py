@@ -26,7 +26,7 @@ _MAP_LIMIT: Final = Path("/proc/sys/vm/max_map_count")
 _USUAL_MAP_LIMIT: Final = 65530
 
 
-class Statistics(msgspec.Struct, frozen=True):
+class OpenFilesStatistics(msgspec.Struct, frozen=True):
     """Open files of the embedded broker; 0 while it does not run."""
 
     open_files: Annotated[int, gauge("open files of the embedded Kafka; 0 while it is not running")]
@@ -53,16 +53,16 @@ class BrokerCapacity:
             f" {found.open_files_limit}: {more} more do not fit"
         )
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> OpenFilesStatistics:
         """Return the current statistics."""
         pid = self._pid()
         if pid is None:
-            return Statistics(0, 0)
+            return OpenFilesStatistics(0, 0)
         try:
             limit, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-            return Statistics(sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()), min(limit, max_logs()))
+            return OpenFilesStatistics(sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()), min(limit, max_logs()))
         except OSError:  # the broker has just ended
-            return Statistics(0, 0)
+            return OpenFilesStatistics(0, 0)
 
 
 def max_logs() -> int:

@@ -395,7 +395,7 @@ class SendingPause:
             self._waits = None
 
 
-class Turn:
+class TaskTurn:
     """One wait of a task: an upload between two parts of its body."""
 
     __slots__ = ("_over", "mean")

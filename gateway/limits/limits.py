@@ -55,7 +55,7 @@ class LimitExceeded(Exception):  # noqa: N818 - an answer, not a failure
         self.wait_s = wait_s  # seconds until it may try again
 
 
-class Share:
+class LimitShare:
     """The state of a rule's limits, shared by all clients with the same key or used by one connection."""
 
     __slots__ = ("_connects", "connections", "incoming", "key", "outgoing", "rule")
@@ -132,7 +132,7 @@ class Limits:
         self._kinds = [rules for rules in by_kind if rules]
         self._burst_s = config.burst_s
         self._most_debt = most_debt
-        self._shares: dict[Key, Share] = {}
+        self._shares: dict[Key, LimitShare] = {}
         self._left: collections.OrderedDict[Key, None] = collections.OrderedDict()  # without connections, oldest first
         self._refused_connections: dict[str, int] = {"connections": 0, "connects": 0}
         self.refused = 0
@@ -152,7 +152,7 @@ class Limits:
         shares = []
         for rule, key in self.choose(identity, address, listener):
             share = None if key is None else self._shares.get(key)
-            shares.append(share or Share(rule, key, self._burst_s, self.clock, self._most_debt))
+            shares.append(share or LimitShare(rule, key, self._burst_s, self.clock, self._most_debt))
         held = former.shares if former is not None else ()
         try:
             for share in shares:
@@ -179,7 +179,7 @@ class Limits:
                     yield rule, _key(number, rule, identity, address, listener)
                     break
 
-    def leave(self, shares: tuple[Share, ...]) -> None:
+    def leave(self, shares: tuple[LimitShare, ...]) -> None:
         """Count a closed connection. Shares without connections are kept while they have a debt."""
         for share in shares:
             share.connections -= 1
@@ -208,7 +208,7 @@ class ClientLimits:
 
     __slots__ = ("_left", "_limits", "identity", "incoming", "outgoing", "shares")
 
-    def __init__(self, limits: Limits, identity: Identity, shares: tuple[Share, ...]) -> None:
+    def __init__(self, limits: Limits, identity: Identity, shares: tuple[LimitShare, ...]) -> None:
         self.identity = identity
         self.shares = shares
         self._limits = limits

@@ -9,7 +9,7 @@ from typing import Annotated, Final, cast
 import msgspec
 
 from gateway.mqtt.connection.client import Client
-from gateway.mqtt.connection.services import Services
+from gateway.mqtt.connection.services import MqttServices
 from gateway.mqtt.counters import Counters, SessionStatistics
 from gateway.net.protocol_listener import ProtocolServer
 from gateway.net.pump import WRITE_HIGH, Pump
@@ -19,14 +19,14 @@ from gateway.runtime.turns import in_turns
 from gateway.security.rights.authorization import Grant
 from protocols.mqtt.codec import split_packets
 from protocols.mqtt.connection import Connection
-from protocols.mqtt.states import Limits
+from protocols.mqtt.states import PacketLimits
 from telemetry.statistics import counter, gauge
 
 FROZEN: Final = "frozen"
 WEBSOCKET_SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")  # [MQTT-6.0.0-4]; some 3.1 clients offer only the latter
 
 
-class Statistics(msgspec.Struct, frozen=True):
+class MqttServerStatistics(msgspec.Struct, frozen=True):
     """A snapshot of the MQTT server, for the metrics."""
 
     connections: Annotated[int, gauge("connections now")]
@@ -42,14 +42,14 @@ class Statistics(msgspec.Struct, frozen=True):
 class MqttServer(ProtocolServer):
     """Serves all MQTT connections of one process."""
 
-    def __init__(self, services: Services, spawn: Spawn, strangers: Strangers | None = None) -> None:
+    def __init__(self, services: MqttServices, spawn: Spawn, strangers: Strangers | None = None) -> None:
         config = services.config
         super().__init__("mqtt", spawn, strangers, outgoing=services.publisher.budgets.outgoing)
         self._services = services
         self._clock = services.publisher.fence.now
         services.publisher.fence.listen(self._frozen)
         services.access.watch(lambda changed: in_turns(self._recheck_rights(changed)))
-        self._limits = Limits(
+        self._limits = PacketLimits(
             max_connect_bytes=config.max_connect_bytes,
             max_packet_bytes=config.max_packet_bytes,
             max_user_properties=services.publisher.most_headers,
@@ -124,14 +124,14 @@ class MqttServer(ProtocolServer):
         for client in self.departing():
             client.leave()
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> MqttServerStatistics:
         """Return a snapshot for the metrics."""
         services = self._services
         unanswered = unacknowledged = 0
         for connection in cast("list[Connection]", [pump.connection for pump in self.pumps]):  # tens of thousands
             unanswered += connection.inbound.used
             unacknowledged += connection.outbound.used
-        return Statistics(
+        return MqttServerStatistics(
             unanswered=unanswered,
             unacknowledged=unacknowledged,
             connections=len(self.pumps),

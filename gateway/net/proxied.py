@@ -21,14 +21,14 @@ WARN_INTERVAL_S: Final = 60.0
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-class Source(msgspec.Struct, frozen=True):
+class ProxiedSource(msgspec.Struct, frozen=True):
     """The client behind a connection, as its load balancer states."""
 
     peername: tuple[str, int]  # the client's address
     peercert: Mapping[str, Any] | None = None  # its certificate, in the form of `SSLObject.getpeercert`
 
 
-def certificate(source: Source | None, transport: asyncio.BaseTransport | None) -> Mapping[str, Any] | None:
+def certificate(source: ProxiedSource | None, transport: asyncio.BaseTransport | None) -> Mapping[str, Any] | None:
     """Return a client's certificate in the form of `SSLObject.getpeercert`; the balancer or we have verified it."""
     if source is not None and source.peercert is not None:
         return source.peercert
@@ -39,7 +39,7 @@ def certificate(source: Source | None, transport: asyncio.BaseTransport | None) 
 class Sourced(Protocol):
     """A protocol whose `source` is set before `connection_made`. None means that the socket's peer is the client."""
 
-    source: Source | None
+    source: ProxiedSource | None
 
 
 class ProxyStatistics(msgspec.Struct):
@@ -72,13 +72,13 @@ class Proxies:
         mapped = getattr(address, "ipv4_mapped", None)
         return any((mapped or address) in network for network in self._trusted)
 
-    def source(self, header: ProxyHeader) -> Source | None:
+    def source(self, header: ProxyHeader) -> ProxiedSource | None:
         """Return the client of a connection with this header. None means that it is the balancer's own connection."""
         self._counts.headers_total += 1
         if header.source is None:
             return None
         name = header.common_name if self._common_names else None
-        return Source(header.source, None if name is None else {"subject": ((("commonName", name),),)})
+        return ProxiedSource(header.source, None if name is None else {"subject": ((("commonName", name),),)})
 
     def refuse_untrusted(self, peer: object) -> None:
         """Count a connection that does not come from a trusted balancer, and log it at times."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, cast
 
 from flowcontrol.budget import UNBOUNDED, UNCOUNTED, Budget
 from gateway.net.alarms import WIDTH_S, Alarms
-from gateway.net.proxied import Source, certificate
+from gateway.net.proxied import ProxiedSource, certificate
 from gateway.net.reading import NO_PAUSES, REPORTED, EventHandler, ReadingHalf
 from gateway.net.strangers import Strangers
 from gateway.net.unread import LOW, Unread
@@ -109,7 +109,7 @@ class Pump(ReadingHalf):
         self._alarms = alarms if alarms is not None else Alarms()
         self.peer = ""  # the peer's address, for logs
         self._opened = 0.0  # when the socket was opened, by the clock
-        self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
+        self.source: ProxiedSource | None = None  # see `gateway.net.proxied.Sourced`
         self.writable = True  # whether the write buffer is below its high mark and below the peer's share of the budget
         self._outgoing = outgoing
         self._unread: Unread | None = None  # while the peer reads slowly

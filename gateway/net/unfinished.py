@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, cast
 
-from gateway.net.proxied import Proxies, Source, Sourced
+from gateway.net.proxied import ProxiedSource, Proxies, Sourced
 from gateway.net.strangers import Stranger, Strangers
 from gateway.security.throttle import address_of, peer_of
 from protocols.proxy import HeaderParser, ProxyError
@@ -27,7 +27,7 @@ class Unfinished(asyncio.BaseProtocol):
 
     def __init__(self, factory: Factory, strangers: Strangers | None, unfinished: set[Unfinished]) -> None:
         """`factory` makes the next protocol. `unfinished` are the sockets of the listener in this state."""
-        self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
+        self.source: ProxiedSource | None = None  # see `gateway.net.proxied.Sourced`
         self._factory = factory
         self._strangers = strangers
         self._unfinished = unfinished
@@ -53,7 +53,7 @@ class Unfinished(asyncio.BaseProtocol):
             self._stranger.leave()
             self._stranger = None
 
-    def _next(self, transport: asyncio.Transport, source: Source | None) -> asyncio.Protocol:
+    def _next(self, transport: asyncio.Transport, source: ProxiedSource | None) -> asyncio.Protocol:
         """Return the next protocol, to which the socket belongs now; its `connection_made` must be called."""
         protocol = cast("asyncio.Protocol", self._factory())
         if source is not None:

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
-from gateway.observe.clients import LARGEST_PAGE, PAGE, Clients, Page, Query
+from gateway.observe.clients import LARGEST_PAGE, PAGE, ClientList, ClientsPage, Query
 from gateway.observe.management import answer, bad, limit_in, record_act
 from gateway.views.clients import PROTOCOLS
 
@@ -19,7 +19,7 @@ KNOWN: Final = frozenset({"protocol", "principal", "prefix", "after", "limit"})
 class ClientPages:
     """The routes for clients."""
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: ClientList) -> None:
         self._clients = clients
 
     def routes(self) -> list[web.RouteDef]:
@@ -45,7 +45,7 @@ class ClientPages:
     async def _show(self, request: web.Request) -> web.StreamResponse:
         wanted = _id(request)
         found = await self._clients.details(wanted)
-        return answer(Page(found)) if found else _not_found(wanted)
+        return answer(ClientsPage(found)) if found else _not_found(wanted)
 
     async def _kick(self, request: web.Request) -> web.StreamResponse:
         wanted = _id(request)

@@ -8,20 +8,20 @@ from datetime import datetime
 import msgspec
 from rich.table import Table
 
-from gateway.observe.clients import Page
+from gateway.observe.clients import ClientsPage
 from gateway.observe.flow_view import clock, decoded, plain, print_json, since, size, terminal
 from gateway.views.clients import ClientView
 
 DETAIL_COLUMN = 14
 
 
-class _Closed(msgspec.Struct):
+class _ViewClosed(msgspec.Struct):
     closed: int
 
 
 def closed_in(document: bytes) -> int:
     """Return how many clients a DELETE has closed; raises NoAnswer."""
-    return decoded(document, _Closed).closed
+    return decoded(document, _ViewClosed).closed
 
 
 def print_clients(document: bytes, *, whole: bool, as_json: bool) -> None:
@@ -29,7 +29,7 @@ def print_clients(document: bytes, *, whole: bool, as_json: bool) -> None:
     if as_json:
         print_json(json.loads(document))
         return
-    page = decoded(document, Page)
+    page = decoded(document, ClientsPage)
     console = terminal()
     if whole:
         for view in page.clients:

@@ -35,14 +35,14 @@ class Query(msgspec.Struct, frozen=True):
     limit: int = PAGE
 
 
-class Page(msgspec.Struct, frozen=True):
+class ClientsPage(msgspec.Struct, frozen=True):
     """A part of the list, sorted by id."""
 
     clients: list[ClientView]
     next: str | None = None  # the value of `after` for the next page; None: the last page
 
 
-class Clients:
+class ClientList:
     """All clients of this gateway."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Clients:
         """Yield all clients, including those that have not logged in."""
         return sliced(self._listeners)
 
-    async def page(self, query: Query) -> Page:
+    async def page(self, query: Query) -> ClientsPage:
         """Return a page. Only clients that come or go meanwhile may be missing; none is listed twice."""
         start = f"{query.protocol}/{query.prefix}" if query.protocol else ""
         chosen: list[tuple[str, Connected]] = []
@@ -78,7 +78,7 @@ class Clients:
         chosen = sorted(chosen, key=_by_id)[:most]
         there = [client for name, client in chosen[: query.limit] if client.identifier == name]
         more = len(chosen) > query.limit
-        return Page([client.view(whole=False) for client in there], chosen[query.limit - 1][0] if more else None)
+        return ClientsPage([client.view(whole=False) for client in there], chosen[query.limit - 1][0] if more else None)
 
     async def find(self, wanted: str) -> list[Connected]:
         """Return the connected clients with an id. A container id without an address gives all its connections."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from gateway.observe.flow import Flow, Snapshot
+from gateway.observe.flow import FlowSnapshots, Snapshot
 from gateway.observe.spark_jobs import SparkJob, SparkJobs
 from telemetry.metrics import Metrics
 
@@ -86,7 +86,7 @@ class Console:
     """The console's files and event streams."""
 
     def __init__(
-        self, flow: Flow, metrics: Metrics, ready: Callable[[], tuple[bool, dict[str, Any]]], spark: SparkJobs
+        self, flow: FlowSnapshots, metrics: Metrics, ready: Callable[[], tuple[bool, dict[str, Any]]], spark: SparkJobs
     ) -> None:
         self._flow = flow
         self._metrics = metrics

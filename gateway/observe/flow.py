@@ -48,7 +48,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     episodes: list[Episode]  # past pauses, the newest first
 
 
-class Flow:
+class FlowSnapshots:
     """Collects snapshots from all connections."""
 
     def __init__(

@@ -23,7 +23,7 @@ from gateway.kafka.cluster.topic_safety import TopicsReport
 from gateway.kafka.contracts import Refused
 from gateway.net.http.heads import HeadError, Heads
 from gateway.observe.console import FILES, Console
-from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, Flow
+from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, FlowSnapshots
 from gateway.observe.spark_jobs import SparkJobs
 from gateway.runtime.version import version
 from gateway.security import throttle
@@ -107,7 +107,7 @@ class Management:
         self,
         metrics: Metrics,  # for `/metrics`
         ready: Ready,  # for `/ready`; must be fast and must not wait
-        flow: Flow,  # for `/flow` and `/console`
+        flow: FlowSnapshots,  # for `/flow` and `/console`
         *,
         admit: Admit,  # checks access on a listener beyond loopback
         hosts: Hosts,  # the allowed host names

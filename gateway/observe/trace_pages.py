@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from gateway.observe.clients import Clients
+from gateway.observe.clients import ClientList
 from gateway.observe.management import bad, record_act
 from gateway.runtime.taps import taps
 from gateway.trace.traces import AT_ONCE, Trace, TraceRequest
@@ -22,7 +22,7 @@ LAST_S: Final = 1.0  # for the last line
 class TracePages:
     """The route for traces."""
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: ClientList) -> None:
         self._clients = clients
         self._running = 0  # also traces that have all their lines, until their readers have them
 

@@ -38,7 +38,7 @@ class PresenceStatistics(msgspec.Struct):
     invalid_total: Annotated[int, counter("invalid records in the topic")] = 0
 
 
-class Known(msgspec.Struct, frozen=True, gc=False):
+class KnownClient(msgspec.Struct, frozen=True, gc=False):
     """The state of a key in the topic."""
 
     online: bool
@@ -72,7 +72,7 @@ class _Local(msgspec.Struct, eq=False):
     pending: bytes | None = None  # value written but not read back
 
 
-class Ledger:
+class PresenceLedger:
     """The online states of the clients of all gateways."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Ledger:
         is_dead: Callable[[str], bool],  # whether they have been missing for long; unknown just after our start
         takes_over: Callable[[str], bool],  # whether it is dead and this gateway is first to take over its clients
     ) -> None:
-        self.known: dict[str, Known] = {}
+        self.known: dict[str, KnownClient] = {}
         self.due: dict[str, None] = {}  # keys for `take`, in order
         self.counts = PresenceStatistics()
         self._owner = owner
@@ -216,7 +216,7 @@ class Ledger:
         )
 
     @staticmethod
-    def _ended(known: Known, ended: Ended, now: int) -> bytes:
+    def _ended(known: KnownClient, ended: Ended, now: int) -> bytes:
         """Return the offline record for a connection that is known only from the topic."""
         record = decode(known.value)
         assert record is not None
@@ -257,7 +257,7 @@ class Ledger:
         else:
             assert value is not None
             self._outdated.discard(key)
-            self.known[key] = Known(
+            self.known[key] = KnownClient(
                 record.state == "online",
                 record.epoch,
                 sys.intern(record.gateway),
@@ -273,7 +273,7 @@ class Ledger:
         self._reconcile(key)
         return not stale
 
-    def _conflict(self, key: str, local: _Local, known: Known) -> None:
+    def _conflict(self, key: str, local: _Local, known: KnownClient) -> None:
         """Handle that our record was read behind another gateway's with the same or a higher epoch.
 
         The last CONNECT is ours, and is written again with a new epoch, unless the client id is in use by another

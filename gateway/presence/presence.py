@@ -1,7 +1,7 @@
 """Reports online and offline clients in the presence topic, and follows other gateways' reports; docs/adr/0083.
 
-There is at most one instance per process. The `Ledger` decides what to write; it is written in batches at the end of an
-event loop iteration, and no client waits for it.
+There is at most one instance per process. The `PresenceLedger` decides what to write; it is written in batches at the
+end of an event loop iteration, and no client waits for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import structlog
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
-from gateway.presence.ledger import TOMBSTONE, Ledger, PresenceStatistics, Present
+from gateway.presence.ledger import TOMBSTONE, PresenceLedger, PresenceStatistics, Present
 from gateway.presence.records import DESCRIPTION, Ended
 from gateway.runtime.fence import Fence
 from gateway.runtime.turns import in_turns
@@ -45,13 +45,13 @@ class Presence:
         on_valid: Callable[[Received], None],  # gets each key's valid records
         keep_offline_s: int,
         wall_clock: Callable[[], int],  # epoch milliseconds
-        is_alive: Callable[[str], bool],  # this and the next two: see `Ledger`
+        is_alive: Callable[[str], bool],  # this and the next two: see `PresenceLedger`
         is_dead: Callable[[str], bool],
         takes_over: Callable[[str], bool],
     ) -> None:
         """Open the topic in `state`, which is not started yet; writes wait until it is loaded."""
         self.topic = topic
-        self.ledger = Ledger(owner, is_alive=is_alive, is_dead=is_dead, takes_over=takes_over)
+        self.ledger = PresenceLedger(owner, is_alive=is_alive, is_dead=is_dead, takes_over=takes_over)
         self._headers = ((GW_OWNER, owner.encode()), *DESCRIPTION)
         self._fence: Fence = publisher.fence
         self._withdraw = publisher.withdraw

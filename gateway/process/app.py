@@ -31,9 +31,9 @@ from gateway.mqtt.registry.session_views import SessionViews
 from gateway.net.descriptors import descriptors
 from gateway.net.listener import Listener, ListenError, Server, listen_error, listener_statistics, try_address
 from gateway.observe.client_pages import ClientPages
-from gateway.observe.clients import Clients
+from gateway.observe.clients import ClientList
 from gateway.observe.collector import Collector
-from gateway.observe.flow import Flow, KafkaWatch
+from gateway.observe.flow import FlowSnapshots, KafkaWatch
 from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management
@@ -43,7 +43,7 @@ from gateway.process.assembly import (
     ListenerSecurity,
     Log,
     Process,
-    State,
+    StateTables,
     compile_rules,
     load_certificates,
     open_audit,
@@ -149,7 +149,7 @@ class App:
         self._management: Management  # this and the next three: from the start on
         self._security: ListenerSecurity
         self._log: Log
-        self._state: State
+        self._state: StateTables
         self._tasks = Tasks(self._give_up)
 
     async def run(self) -> None:
@@ -277,8 +277,8 @@ class App:
         watch = KafkaWatch(loop, kafka_log.publisher, pauses)
         watch.start()
         stack.callback(watch.stop)
-        flow = Flow([server.flowing for server in self._servers], kafka_log.publisher.budgets.flow, pauses)
-        clients = Clients(
+        flow = FlowSnapshots([server.flowing for server in self._servers], kafka_log.publisher.budgets.flow, pauses)
+        clients = ClientList(
             [server.clients for server in self._servers], SessionViews(state.sessions, kafka_log.lookup), pauses
         )
         traces = TracePages(clients)
@@ -343,7 +343,7 @@ class App:
                 self._write_ready_file()
 
     async def _open_management(
-        self, metrics: Metrics, flow: Flow, routes: Sequence[web.RouteDef]
+        self, metrics: Metrics, flow: FlowSnapshots, routes: Sequence[web.RouteDef]
     ) -> Callable[[], Awaitable[None]]:
         """Open the management listener and return its stop."""
         security = self._security

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from flowcontrol.admission import Admission, client_share
-from gateway.audit.sinks import FileSink, TopicSink
+from gateway.audit.sinks import AuditTopicSink, FileSink
 from gateway.audit.trail import Sink, audit
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topic_creation import PartitionCapacity, any_capacity
@@ -46,7 +46,7 @@ from gateway.mqtt.routing.router import Router
 from gateway.mqtt.routing.share_starts import ShareStarts
 from gateway.mqtt.routing.shared_groups import Sharing
 from gateway.mqtt.session.deliveries import DeliveryParts
-from gateway.mqtt.session.qos2 import Qos2Parts, StartOffsets
+from gateway.mqtt.session.qos2 import Qos2Offsets, Qos2Parts
 from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.mqtt.session.session import SessionParts, forget_topics
 from gateway.mqtt.session.shared import ShareParts
@@ -132,7 +132,7 @@ class Log(msgspec.Struct, frozen=True):
     groups: Groups
 
 
-class State(msgspec.Struct, frozen=True):
+class StateTables(msgspec.Struct, frozen=True):
     """The state that the gateway stores in its internal topics."""
 
     identity: GatewayIdentity
@@ -302,7 +302,7 @@ async def open_log(
     )
 
 
-async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable[[ConfigError], None]) -> State:
+async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable[[ConfigError], None]) -> StateTables:
     """Create sessions, retained messages, keyed requests and group owners; they load while the gateway starts.
 
     `give_up` is called if the state in Kafka does not allow the gateway to run.
@@ -385,7 +385,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     if presence is not None:
         process.keep_running("presence", presence.run)
     stack.push_async_callback(_stop_sessions, upkeep, presence, log.publisher)
-    return State(
+    return StateTables(
         identity=identity,
         topics=state,
         retained=retained,
@@ -448,7 +448,7 @@ def _session_parts(  # noqa: PLR0917 - the parts that sessions use
         qos2=Qos2Parts(
             publisher=log.publisher,
             retained=retained,
-            start_offsets=StartOffsets(log.lookup),
+            start_offsets=Qos2Offsets(log.lookup),
             spawn=process.spawn,
             self_delivery=SelfDelivery(log.live_reader, wait_s, process.loop.time) if wait_s else None,
         ),
@@ -465,14 +465,14 @@ def open_audit(process: Process, log: Log, gateway: str) -> FileSink | None:
         process.stack.push_async_callback(file.stop)
         sinks.append(file.write)
     if config.audit.topic is not None:
-        sinks.append(TopicSink(config.audit.topic, audit, log.publisher, log.topics).write)
+        sinks.append(AuditTopicSink(config.audit.topic, audit, log.publisher, log.topics).write)
     audit.begin(gateway, tuple(sinks), Redactor(secrets_in(config)))
     process.stack.callback(audit.end)
     return file
 
 
 def parts_with_statistics(
-    security: ListenerSecurity, log: Log, state: State
+    security: ListenerSecurity, log: Log, state: StateTables
 ) -> Sequence[tuple[str, Callable[[], Any]]]:
     """Return metric prefix and statistics function of every part that is not a protocol's server."""
     return (

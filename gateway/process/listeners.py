@@ -12,17 +12,17 @@ from functools import partial
 
 from gateway.amqp.server import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
 from gateway.amqp.server import AmqpServer
-from gateway.amqp.services import Services as AmqpServices
+from gateway.amqp.services import AmqpServices
 from gateway.kafka.driver.client_settings import client_settings, consumer_settings
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
 from gateway.mqtt.connection.refused_again import RefusedAgain, refused_topic
-from gateway.mqtt.connection.services import Services as MqttServices
+from gateway.mqtt.connection.services import MqttServices
 from gateway.mqtt.server import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
 from gateway.mqtt.server import MqttServer
 from gateway.net.http.upgrade import WebSocketEndpoint, WebSocketServer
 from gateway.net.listener import Listener, Server
-from gateway.process.assembly import ListenerSecurity, Log, Process, State, wall_clock
+from gateway.process.assembly import ListenerSecurity, Log, Process, StateTables, wall_clock
 from gateway.process.ports import listeners
 from gateway.rest.listener import RestServer
 from gateway.rest.produce.idempotency import KeyedRequests
@@ -31,7 +31,7 @@ from gateway.security.entrance import Entrance
 from gateway.security.origins import Origins
 
 
-def make_servers(process: Process, security: ListenerSecurity, log: Log, state: State) -> list[Server]:
+def make_servers(process: Process, security: ListenerSecurity, log: Log, state: StateTables) -> list[Server]:
     """Create all servers with their listeners, in start order; none of them listens yet."""
     config = process.config
     mqtt = make_mqtt(process, security, log, state)
@@ -69,7 +69,7 @@ def open_listeners(server: Server, process: Process, security: ListenerSecurity)
             server.add(listener)
 
 
-def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: State) -> MqttServer:
+def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: StateTables) -> MqttServer:
     """Create the MQTT server."""
     log.topics.declare(refused_topic(log.kafka.max_request_bytes))
     services = MqttServices(
@@ -95,7 +95,7 @@ def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: Sta
     return server
 
 
-def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: State) -> AmqpServer:
+def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: StateTables) -> AmqpServer:
     """Create the AMQP server; its transactional producers run in the background until the process stops."""
     config = process.config.amqp
     producer_pool = TransactionalProducerPool(
@@ -132,7 +132,7 @@ def make_rest(
     process: Process,
     security: ListenerSecurity,
     log: Log,
-    state: State,
+    state: StateTables,
     websockets: Mapping[str, WebSocketEndpoint] | None = None,
 ) -> RestServer:
     """Create the HTTP server. `websockets` are the WebSocket endpoints that it serves, by path."""

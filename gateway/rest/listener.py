@@ -17,7 +17,7 @@ from gateway.rest.confluent.v2 import ConfluentV2
 from gateway.rest.confluent.v3 import ConfluentV3
 from gateway.rest.consume.instances import Consumers, ConsumersStatistics
 from gateway.rest.consume.record_pages import RecordPages, RecordPagesStatistics
-from gateway.rest.consume.subscriptions import Subscriptions
+from gateway.rest.consume.subscriptions import ConsumerSubscriptions
 from gateway.rest.produce.idempotency import KeyedStatistics
 from gateway.rest.produce.line_uploads import Uploads, UploadsStatistics
 from gateway.rest.produce.requests import CloudEvents, Produce, ProduceStatistics, Storing
@@ -35,7 +35,7 @@ from gateway.rest.server.request_dispatcher import RequestDispatcher
 from gateway.rest.server.request_login import RequestLogin
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
-from gateway.rest.streams.live_websockets import Live, LiveStatistics
+from gateway.rest.streams.live_websockets import Live, LiveWebSocketStatistics
 from gateway.rest.streams.server_sent_events import EventStreams, StreamsStatistics
 from gateway.views.clients import Connected
 from gateway.views.drain import Departing
@@ -60,7 +60,7 @@ class RestStatistics(msgspec.Struct, frozen=True):
     streams: StreamsStatistics
     devices: RequestsStatistics
     load: ConcurrencyStatistics
-    live: LiveStatistics
+    live: LiveWebSocketStatistics
 
 
 class RestServer(HttpServer):
@@ -86,7 +86,7 @@ class RestServer(HttpServer):
         self._events = EventStreams(services, self._feeds)
         self._devices = DeviceRequests(services, overload)
         self._live = Live(services, self._feeds)
-        subscriptions = Subscriptions(self._consumers, services)
+        subscriptions = ConsumerSubscriptions(self._consumers, services)
         topics = TopicOperations(services)
         self._operations: tuple[OperationSet, ...] = (
             Documents(contract),

@@ -26,7 +26,7 @@ BETWEEN: Final = 64  # items between two checks of the clock
 AT_ONCE: Final = 64  # tasks resumed per turn; those that exceed the turn's share wait again
 
 
-class Share:
+class TurnShare:
     """Limits the time per turn of the loop of one kind of work that many tasks do: `await share.rest()` in between.
 
     One answer from Kafka may resume hundreds of tasks in the same turn. Each is short; all together are not.

@@ -35,7 +35,7 @@ _LEVELS: Final = re.compile(r"(?:^|/)((?:\{[^{}]*\}|[^/])*)")
 _SPECIAL: Final = frozenset("/+#\0")
 
 
-class Slot(msgspec.Struct, frozen=True):
+class VariableSlot(msgspec.Struct, frozen=True):
     """A text that contains a variable."""
 
     before: str
@@ -52,7 +52,7 @@ class Slot(msgspec.Struct, frozen=True):
         return [f"{self.before}{value}{self.after}" for value in good], len(good) == len(found) > 0
 
 
-def parse(text: str, where: str) -> str | Slot:
+def parse(text: str, where: str) -> str | VariableSlot:
     """Parse a topic level or a group name of a rule; it has one known variable at most.
 
     Raises ConfigError, which names `where`.
@@ -70,7 +70,7 @@ def parse(text: str, where: str) -> str | Slot:
         raise ConfigError(
             f"{where}: {text!r} has two variables without a / in between: clients could impersonate each other"
         )
-    return Slot(text[: found[0].start()], found[0][1], text[found[0].end() :])
+    return VariableSlot(text[: found[0].start()], found[0][1], text[found[0].end() :])
 
 
 def split(text: str) -> list[str]:

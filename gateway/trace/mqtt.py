@@ -27,7 +27,7 @@ Packet = tuple[int, bytes, int]
 """The first byte, the body or its start, and the body's full length."""
 
 
-class Packets:
+class TracedPackets:
     """Splits one direction's bytes, which are cut anywhere, into packets."""
 
     __slots__ = ("_buffer", "_skip")
@@ -69,7 +69,7 @@ class MqttDecoder:
     def __init__(self, version: Version | None, begun: bytes, payload: int) -> None:
         """`version` is None before CONNECT; `payload` is how many bytes of each message are shown."""
         self._version = version or Version.V5
-        self._packets = (Packets(begun), Packets())
+        self._packets = (TracedPackets(begun), TracedPackets())
         self._payload = payload
 
     def units(self, data: bytes, *, sent: bool) -> Iterator[Packet]:

@@ -64,7 +64,7 @@ class TraceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a consumer has no connection: trace its client's address")
 
 
-class Decoder(Protocol):
+class TraceDecoder(Protocol):
     """Decodes the bytes of one connection."""
 
     def units(self, data: bytes, *, sent: bool) -> Iterator[Any]:
@@ -85,7 +85,7 @@ class _Tap:
 
     __slots__ = ("_decoder", "_topic", "_trace", "address", "client", "tapped")
 
-    def __init__(self, trace: Trace, decoder: Decoder, client: str, address: str, topic: bytes) -> None:
+    def __init__(self, trace: Trace, decoder: TraceDecoder, client: str, address: str, topic: bytes) -> None:
         self._trace = trace
         self._decoder = decoder
         self._topic = topic
@@ -253,7 +253,7 @@ def _end(socket: Any, tap: _Tap) -> None:
         tap.tapped = None
 
 
-def _decoder(socket: Any, payload: int, *, fresh: bool) -> Decoder:
+def _decoder(socket: Any, payload: int, *, fresh: bool) -> TraceDecoder:
     """Return a decoder for a connection's bytes from here on."""
     if not isinstance(socket, Pump):
         return HttpDecoder()

@@ -22,7 +22,7 @@ LOOKED_AT: Final = 5_000  # windows inspected per connection
 Item = TypeVar("Item")
 
 
-class Window(msgspec.Struct, frozen=True, omit_defaults=True):
+class FlowWindow(msgspec.Struct, frozen=True, omit_defaults=True):
     """How much may be in flight: on an AMQP link, in a direction of MQTT, or on a WebSocket's subscription."""
 
     name: str  # of the link or subscription
@@ -61,7 +61,7 @@ class ConnectionFlow(msgspec.Struct, kw_only=True):
     bytes_limit: int = 0  # limit of `bytes`
     records: int = 0  # in flight to Kafka
     unwritten: int  # bytes in the socket's write buffer
-    windows: list[Window]  # those with the most in flight
+    windows: list[FlowWindow]  # those with the most in flight
     windows_total: int  # number of all windows
     paused: list[Pause] = []  # current pauses; set by `gateway.observe`
 

@@ -26,7 +26,7 @@ import proton
 from gateway.amqp.connection import AmqpConnection
 from gateway.amqp.links.incoming import IncomingLink
 from gateway.amqp.links.outgoing import BURST
-from gateway.amqp.services import Services
+from gateway.amqp.services import AmqpServices
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.batch_format import Records
 from gateway.kafka.publish.budgets import Budgets
@@ -36,11 +36,11 @@ from gateway.security.rights.authorization import AccessList
 from gateway.settings.config import AmqpConfig, BudgetConfig, LimitsConfig
 from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical
 from mapping.amqp._native import from_records, to_record
-from mapping.amqp.incoming import Destination, gateway_headers
+from mapping.amqp.incoming import AmqpDestination, gateway_headers
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
 from protocols.amqp.connection import Connection
-from protocols.amqp.endpoints import Limits
+from protocols.amqp.endpoints import EndpointLimits
 from protocols.amqp.events import LinkRequested, TransfersReceived
 
 WINDOW: Final = 1000
@@ -170,9 +170,9 @@ def accepted(connection: Connection, *, sending: bool) -> Any:
     return link
 
 
-def engine(reads: list[bytes], destination: Destination | None) -> Callable[[], None]:
+def engine(reads: list[bytes], destination: AmqpDestination | None) -> Callable[[], None]:
     """Create a run of our protocol connection, which accepts in batches; with a destination it also maps messages."""
-    connection = Connection("bench", Limits(session_window_bytes=1 << 30))
+    connection = Connection("bench", EndpointLimits(session_window_bytes=1 << 30))
     link = accepted(connection, sending=True)
 
     def run() -> None:
@@ -268,10 +268,10 @@ class AnonymousEntrance:
         return None
 
 
-def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> Callable[[], None]:
+def session(reads: list[bytes], destination: AmqpDestination, now_ms: int = NOW) -> Callable[[], None]:
     """Create a run of the whole incoming path without Kafka: events, mapping, submit, settle, credit, output."""
     publisher = AnsweringPublisher()
-    services = Services(
+    services = AmqpServices(
         AmqpConfig(link_credit=WINDOW, link_credit_least=WINDOW),
         container_id="bench",
         publisher=cast("Any", publisher),
@@ -284,7 +284,7 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
         wall_clock=lambda: now_ms,
         random_id=lambda: "name",
     )
-    connection = Connection("bench", Limits(session_window_bytes=1 << 30))
+    connection = Connection("bench", EndpointLimits(session_window_bytes=1 << 30))
     owner = AmqpConnection(services, connection, set())
     owner.connected(cast("Any", Socket(connection)))
     owner._identity = ANONYMOUS
@@ -305,7 +305,7 @@ def session(reads: list[bytes], destination: Destination, now_ms: int = NOW) -> 
 
 def outgoing(records: Sequence[Received], now_ms: int = NOW) -> Callable[[], None]:
     """Create a run of the outgoing path without Kafka: from records to messages to settled transfer frames."""
-    connection = Connection("bench", Limits(session_window_bytes=1 << 30))
+    connection = Connection("bench", EndpointLimits(session_window_bytes=1 << 30))
     link = accepted(connection, sending=False)
     flow = _frame(0x13, ZERO, BIG, ZERO, BIG, ZERO, ZERO, _uint(COUNT))
     connection.receive_data(flow)
@@ -335,7 +335,7 @@ def measure(make: Callable[[], Callable[[], None]]) -> float:
 def main() -> None:
     """Run all measurements and print the table."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    destination = Destination("bench", b"bench", None, None, "anonymous", gateway_headers("bench"))
+    destination = AmqpDestination("bench", b"bench", None, None, "anonymous", gateway_headers("bench"))
     print(f"{'us CPU per message':34}" + "".join(f"{name:>10}" for name in KINDS))
     messages = {name: [make(number, b"%0100d" % number) for number in range(COUNT)] for name, make in KINDS.items()}
     reads = {name: transfers(made) for name, made in messages.items()}

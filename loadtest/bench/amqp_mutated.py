@@ -19,15 +19,15 @@ from loadtest.clients.amqp_messages import many_keys, typical
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp import incoming
 from mapping.amqp._native import to_record
-from mapping.amqp.incoming import Destination, Unmappable, gateway_headers
+from mapping.amqp.incoming import AmqpDestination, Unmappable, gateway_headers
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.amqp import primitives
 from protocols.amqp.sections import scan
 
 DESTINATIONS: Final = (
-    Destination("t", b"t", None, None, "anonymous", gateway_headers("client-1"), partitions=4),
-    Destination("t", b"other", 2, b"key", "ann", (), partitions=4),
+    AmqpDestination("t", b"t", None, None, "anonymous", gateway_headers("client-1"), partitions=4),
+    AmqpDestination("t", b"other", 2, b"key", "ann", (), partitions=4),
 )
 SIGNIFICANT: Final = bytes.fromhex(
     "00 01 40 41 42 43 44 45 50 51 52 53 54 55 56 60 61 70 71 72 73 74 75 76 77 78 80 81 82 83 84 98 a0 a1 a3 b0 b1 b3"
@@ -138,7 +138,7 @@ def mapped_in_python() -> Iterator[list[bytes]]:
     noted: list[bytes] = []
     reference = incoming._to_record
 
-    def noting(data: bytes, destination: Destination, now_ms: int) -> Record:
+    def noting(data: bytes, destination: AmqpDestination, now_ms: int) -> Record:
         noted.append(data)
         return reference(data, destination, now_ms)
 

@@ -20,12 +20,12 @@ from loadtest.bench.amqp_engine import outgoing, session, transfers
 from loadtest.clients.amqp_messages import FORMS, encodings
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp._native import from_records, to_record
-from mapping.amqp.incoming import Destination, gateway_headers
+from mapping.amqp.incoming import AmqpDestination, gateway_headers
 from mapping.record import Received
 
 COUNT = 4_000  # messages per round
 
-HERE = Destination("bench", b"bench", None, None, "anonymous", gateway_headers("bench"))
+HERE = AmqpDestination("bench", b"bench", None, None, "anonymous", gateway_headers("bench"))
 
 
 def least(rounds: int, make: Callable[[], Callable[[], None]]) -> float:

@@ -23,7 +23,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.settings.config import BudgetConfig, KafkaConfig
 from mapping.record import Record
 
@@ -38,7 +38,7 @@ class Link:
         self.done = asyncio.get_running_loop().create_future()
         self._publisher, self._records, self._window = publisher, records, window
         self._record = Record(topic, None, b"x" * 1000)
-        self._sender = Sender(lasting=True)
+        self._sender = RememberedSender(lasting=True)
         self._sent = 0
 
     def go_on(self) -> None:

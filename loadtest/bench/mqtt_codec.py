@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from loadtest.clients.mqtt_wire import packet, text
-from protocols.mqtt.connection import Connection, Limits
+from protocols.mqtt.connection import Connection, PacketLimits
 from protocols.mqtt.encoding import prepare_publish
 from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
@@ -32,7 +32,7 @@ FOUR: Final = Properties(
 
 def opened(version: Version, announced: Properties | None = None) -> Connection:
     """Create a connection that has received and accepted CONNECT."""
-    connection = Connection(Limits(outgoing_inflight=65_535))
+    connection = Connection(PacketLimits(outgoing_inflight=65_535))
     connection.tick(0.0)
     properties = b"\0" if version is Version.V5 else b""
     connection.receive_data(packet(0x10, text("MQTT") + bytes((version, 2, 0, 0)) + properties + text("bench")))

@@ -155,7 +155,9 @@ def _steps(spark: SparkSession, bootstrap: str) -> dict[str, Start]:
                 )
             )
             file = read(path)
-            options = declared.Options(file=file, bootstrap_servers=bootstrap, checkpoint=file.spec.run.checkpoint)
+            options = declared.DeclaredOptions(
+                file=file, bootstrap_servers=bootstrap, checkpoint=file.spec.run.checkpoint
+            )
             return declared.flow(spark, options).start(CATCH_UP)
 
         return start

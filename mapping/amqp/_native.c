@@ -123,7 +123,7 @@ static int
 take_arguments(PyObject *to, PyObject *now_ms, int64_t *now)
 {
     if ((PyObject *)Py_TYPE(to) != py.destination) {
-        PyErr_Format(PyExc_TypeError, "a Destination, not %.100s", Py_TYPE(to)->tp_name);
+        PyErr_Format(PyExc_TypeError, "an AmqpDestination, not %.100s", Py_TYPE(to)->tp_name);
         return -1;
     }
     if (!PyTuple_CheckExact(field(to, fields_at.headers)) || !PyBytes_Check(field(to, fields_at.address))) {
@@ -212,7 +212,7 @@ set_up(PyObject *Py_UNUSED(module))
         {"mapping.amqp.body", "to_value", &py.to_value},
         {"mapping.amqp.incoming", "to_record", &py.to_record},
         {"mapping.amqp.fields", "PROPERTIES", &py.properties},
-        {"mapping.amqp.fields", "Destination", &py.destination},
+        {"mapping.amqp.fields", "AmqpDestination", &py.destination},
         {"mapping.amqp.body", "Body", &py.stored_body},
     };
     static const Place places[] = {

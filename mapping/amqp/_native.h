@@ -31,7 +31,7 @@ struct Constants {
 };
 extern struct Constants py;
 
-/* Positions of fields of a Destination and a Body. */
+/* Positions of fields of an AmqpDestination and a Body. */
 struct Places {
     Py_ssize_t topic, address, partition, key, user, headers, partitions;
     Py_ssize_t value, form, exact, is_json;
@@ -47,7 +47,7 @@ property_name(uint32_t index)
 
 /* One message while it is mapped; it owns the references in `headers`, `key` and `value`. */
 typedef struct {
-    PyObject *data, *to; /* bytes; a Destination, which is frozen */
+    PyObject *data, *to; /* bytes; an AmqpDestination, which is frozen */
     int64_t now;
     PyObject *key, *value;     /* the key is NULL while the message has none of its own */
     int64_t expiry; /* valid if `expires` is set */

@@ -1,13 +1,13 @@
 from collections.abc import Sequence
 
-from mapping.amqp.fields import Destination
+from mapping.amqp.fields import AmqpDestination
 from mapping.record import Received, Record
 
-def to_record(data: bytes, destination: Destination, now_ms: int, /) -> Record:
+def to_record(data: bytes, destination: AmqpDestination, now_ms: int, /) -> Record:
     """Map a message as `mapping.amqp.incoming.to_record` does."""
 
 def to_records(
-    messages: list[bytes], first: int, destination: Destination, now_ms: int, records: list[Record], /
+    messages: list[bytes], first: int, destination: AmqpDestination, now_ms: int, records: list[Record], /
 ) -> None:
     """Map the messages from index `first` on, as `to_record` does, and append them to `records`.
 

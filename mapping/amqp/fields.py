@@ -47,7 +47,7 @@ class Unmappable(Exception):  # noqa: N818 - it carries an outcome for the clien
         self.reason = reason
 
 
-class Destination(msgspec.Struct, frozen=True):
+class AmqpDestination(msgspec.Struct, frozen=True):
     """Where the messages of one link are stored, and the fields that all its records share."""
 
     topic: str  # the Kafka topic
@@ -126,7 +126,7 @@ _PROPERTY_TYPES: Final[Types] = {**TYPES, 0xA3: bytes.decode}
 
 
 def properties(
-    data: bytes, at: int, end: int, headers: list[Header], destination: Destination
+    data: bytes, at: int, end: int, headers: list[Header], destination: AmqpDestination
 ) -> tuple[bytes | None, int | None, int | None]:
     """Append headers for the properties from `at` to `end`; return (group-id, absolute-expiry-time, creation-time).
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from mapping.amqp import body as amqp_body
 from mapping.amqp.fields import (
-    Destination,
+    AmqpDestination,
     Unmappable,
     annotation_fields,
     application_properties,
@@ -50,7 +50,7 @@ from protocols.amqp.sections import (
     scan,
 )
 
-__all__ = ["Destination", "Unmappable", "gateway_headers", "recipient", "to_record"]
+__all__ = ["AmqpDestination", "Unmappable", "gateway_headers", "recipient", "to_record"]
 
 PROTOCOL: Final = b"amqp10"
 
@@ -60,7 +60,7 @@ def gateway_headers(container_id: str) -> Headers:
     return ((GW_PROTOCOL, PROTOCOL), (GW_CLIENT, container_id.encode()))
 
 
-def to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
+def to_record(data: bytes, destination: AmqpDestination, now_ms: int) -> Record:
     """Map the encoded message `data` to a record; `now_ms` is epoch milliseconds.
 
     Raises:
@@ -95,7 +95,7 @@ _TO: Final = 2  # the index of `to` in the properties
 _JSON_CONTENT: Final = (CONTENT_TYPE, amqp_body.JSON_TYPE)
 
 
-def _to_record(data: bytes, destination: Destination, now_ms: int) -> Record:
+def _to_record(data: bytes, destination: AmqpDestination, now_ms: int) -> Record:
     headers: list[Header] = list(destination.headers)
     body: list[Section] = []
     stored: list[bytes] = []
@@ -162,7 +162,7 @@ def _has_content_type(headers: list[Header]) -> bool:
     return any(name == CONTENT_TYPE for name, _ in headers)
 
 
-def _check_partition(partition: int, destination: Destination) -> None:
+def _check_partition(partition: int, destination: AmqpDestination) -> None:
     if not 0 <= partition < destination.partitions:
         raise Unmappable(Outcome.UNFIT, f"partition {partition} of {destination.partitions}")
 

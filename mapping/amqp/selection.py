@@ -50,7 +50,7 @@ _INTEGERS: Final = frozenset("BHILghilt")  # letters of `amqp.types`
 _FLOATS: Final = frozenset("fd")
 
 
-class _Message:
+class _SelectedMessage:
     """A record during one evaluation, with its headers as a dict."""
 
     __slots__ = ("_annotations", "_fields", "_types", "record")
@@ -115,13 +115,13 @@ def _letters(names: tuple[str, ...], types: bytes) -> dict[str, str]:
 _cached_letters: Final = functools.lru_cache(maxsize=128)(_letters)  # shapes repeat
 
 
-_Read = Callable[[_Message], Value]
+_Read = Callable[[_SelectedMessage], Value]
 
 
 def selector(text: str) -> Callable[[Received], bool]:
     """Compile a selector into a function that returns whether a record is selected. Raises SelectorError."""
     condition = compile_selector(text, _resolve)
-    return lambda record: condition(_Message(record))
+    return lambda record: condition(_SelectedMessage(record))
 
 
 def _resolve(name: str) -> _Read:
@@ -200,34 +200,34 @@ def _jms_id(raw: bytes | None) -> str | None:
     return "ID:" + text if text.startswith(ID_PREFIX.decode()) else None
 
 
-def _message_id(message: _Message) -> Value:
+def _message_id(message: _SelectedMessage) -> Value:
     raw = message.field(MESSAGE_ID)
     return _jms_id(raw) or (None if raw is None else f"ID:AMQP_NO_PREFIX:{text_of(raw)}")
 
 
-def _correlation_id(message: _Message) -> Value:
+def _correlation_id(message: _SelectedMessage) -> Value:
     raw = message.field(CORRELATION_ID)
     if raw is not None and raw.startswith(STRING_ID):
         return text_of(raw[len(STRING_ID) :])
     return _jms_id(raw) or text_of(raw)  # a correlation id that the application chose has no prefix
 
 
-def _sent_at(message: _Message) -> Value:
+def _sent_at(message: _SelectedMessage) -> Value:
     created = _integer(message.field(CREATION_TIME))
     return message.record.timestamp if created is None else created
 
 
-def _priority(message: _Message) -> Value:
+def _priority(message: _SelectedMessage) -> Value:
     priority = _integer(message.field(AMQP_PRIORITY))
     return DEFAULT_PRIORITY if priority is None else priority
 
 
-def _durable(message: _Message) -> bool:
+def _durable(message: _SelectedMessage) -> bool:
     """Whether the message is delivered as durable: one without a header section of its own is, since it is in a log."""
     return message.field(AMQP_SECTIONS) is None or message.field(AMQP_DURABLE) is not None
 
 
-def _offset(message: _Message) -> Value:
+def _offset(message: _SelectedMessage) -> Value:
     return message.record.offset
 
 
@@ -271,7 +271,7 @@ _NAMES: Final[dict[str, _Read]] = {
 }
 
 
-def _key(message: _Message) -> Value:
+def _key(message: _SelectedMessage) -> Value:
     key = message.record.key
     text = text_of(key)
     return key if text is None else text

@@ -44,7 +44,7 @@ _EXPIRY_DIGITS: Final = 15  # epoch milliseconds for the next 30,000 years
 _DEFAULT_QOS: Final = 1  # of records not from MQTT clients; like their writers, readers acknowledge them
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class MqttDelivery(msgspec.Struct, frozen=True):
     """The MQTT form of a record, shared by all subscribers; computed once per record."""
 
     topic: str  # the MQTT topic name, tenant prefix included (`mapping.tenants`)
@@ -57,7 +57,7 @@ class Delivery(msgspec.Struct, frozen=True):
     properties: Properties | None
 
 
-def from_record(record: Received, rules: Rules) -> Delivery | None:
+def from_record(record: Received, rules: Rules) -> MqttDelivery | None:
     """Map a record to its MQTT form; return None if it has no MQTT topic name.
 
     A header whose name or value exceeds 65,535 bytes in MQTT does not fit into a property and is omitted; no MQTT
@@ -93,7 +93,7 @@ def from_record(record: Received, rules: Rules) -> Delivery | None:
     level = known.get(MQTT_QOS)
     qos = int(level) if level in (b"0", b"1", b"2") else _DEFAULT_QOS
     retain, expires = known.get(MQTT_RETAIN) == b"1", expiry_of(known.get(EXPIRY))
-    return Delivery(topic, record.value or b"", qos, retain, client, expires, _properties(known, user))
+    return MqttDelivery(topic, record.value or b"", qos, retain, client, expires, _properties(known, user))
 
 
 def expiry_of(value: bytes | None) -> int | None:
@@ -120,7 +120,7 @@ def _properties(known: dict[str, bytes], user: list[tuple[str, str]]) -> Propert
     )
 
 
-def for_subscriber(delivery: Delivery, identifiers: tuple[int, ...], now_ms: int) -> Properties | None:
+def for_subscriber(delivery: MqttDelivery, identifiers: tuple[int, ...], now_ms: int) -> Properties | None:
     """Return the properties for one subscriber, with the remaining expiry [MQTT-3.3.2-6] and its identifiers.
 
     The caller checks that the message has not expired.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from protocols.amqp.endpoints import Limits
+from protocols.amqp.endpoints import EndpointLimits
 from protocols.amqp.engine import Engine
 from protocols.amqp.outcomes import FRAMING_ERROR, INTERNAL_ERROR, RESOURCE_LIMIT_EXCEEDED, Error
 from protocols.amqp.sasl import HEADER as SASL_HEADER
@@ -33,7 +33,7 @@ class Connection:
     def __init__(
         self,
         container_id: str,
-        limits: Limits,
+        limits: EndpointLimits,
         *,
         mechanisms: Sequence[str] = ("ANONYMOUS",),
         allow_without_sasl: bool = True,

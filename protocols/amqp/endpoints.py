@@ -14,7 +14,7 @@ import msgspec
 from protocols.amqp import native, outcomes, primitives
 from protocols.amqp.events import ConnectionOpened, LinkDetached, LinkRequested, SessionEnded
 from protocols.amqp.formats import START
-from protocols.amqp.links import Filter, Link, Session, Terminus, TerminusKind
+from protocols.amqp.links import AmqpSession, Filter, Link, Terminus, TerminusKind
 from protocols.amqp.native import lib
 from protocols.amqp.outcomes import Error
 from protocols.amqp.primitives import DecodeError
@@ -29,7 +29,7 @@ TOLD_LIMIT: Final = 8192  # deliveries of a connection with an outcome that the 
 ATTACH_BYTES: Final = 128  # the largest attach without its name and its termini
 
 
-class Limits(msgspec.Struct, frozen=True):
+class EndpointLimits(msgspec.Struct, frozen=True):
     """The limits of one connection, in bytes and seconds."""
 
     max_frame_bytes: int = 65536
@@ -43,7 +43,7 @@ class Limits(msgspec.Struct, frozen=True):
 class Endpoints:
     """One connection with its sessions and links."""
 
-    def __init__(self, container_id: str, limits: Limits, *, with_sasl: bool) -> None:
+    def __init__(self, container_id: str, limits: EndpointLimits, *, with_sasl: bool) -> None:
         self.opened = False  # both sides have sent their open
         self.over = False  # the last event was returned, nothing more is read, and our close is in the output
         self.transactional = False  # the peer attached a coordinator, so transfers may carry a txn-id
@@ -62,12 +62,12 @@ class Endpoints:
         native.silence(io)
         lib.pn_transport_bind(io, conn)
         self._links: dict[int, Link] = {}  # by address
-        self._sessions: list[Session] = []  # few and rarely searched: a dict would need three times the memory
+        self._sessions: list[AmqpSession] = []  # few and rarely searched: a dict would need three times the memory
         self._sent: dict[int, tuple[Link, Any, int]] = {}  # unsettled deliveries by address: link, token, size in bytes
         self._stale = 0  # entries of `_sent` whose link is detached
         self._stalled: list[Link] = []
         self._to_free: list[Link] = []  # to free after the next output: finished links, and answered links' termini
-        self._ended: list[Session] = []
+        self._ended: list[AmqpSession] = []
         self._partial_bytes = 0
         self._unanswered = 0  # see `UNANSWERED_LIMIT`
         self._told = 0  # see `TOLD_LIMIT`
@@ -219,7 +219,7 @@ class Endpoints:
             # proton accepts a second begin on a channel in use and keeps both sessions, so they are counted here.
             self._fail(events, f"more than {self._limits.channel_max + 1} sessions", outcomes.NOT_ALLOWED)
             return
-        session = Session(handle)
+        session = AmqpSession(handle)
         self._sessions.append(session)
         lib.pn_session_set_incoming_capacity(handle, self._limits.session_window_bytes)
         if self.opened:
@@ -306,7 +306,7 @@ class Endpoints:
 
     # helpers, also for `engine`
 
-    def _session(self, handle: Any) -> Session | None:
+    def _session(self, handle: Any) -> AmqpSession | None:
         return next((session for session in self._sessions if session.handle == handle), None)
 
     def _fail(self, events: list[Any], reason: str, code: str) -> None:

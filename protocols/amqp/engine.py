@@ -29,7 +29,7 @@ from protocols.amqp.events import (
 from protocols.amqp.frames import mend_flows
 from protocols.amqp.links import Link
 from protocols.amqp.native import ffi, lib
-from protocols.amqp.outcomes import State
+from protocols.amqp.outcomes import DeliveryState
 from protocols.amqp.transacting import Transacting
 from protocols.amqp.transactions import TRANSACTIONAL_STATE
 
@@ -143,7 +143,7 @@ class Engine(Transacting):
         else:
             accept(deliveries)
 
-    def settle_delivery(self, link: Link, delivery: Any, state: State) -> None:
+    def settle_delivery(self, link: Link, delivery: Any, state: DeliveryState) -> None:
         """Settle one received delivery with `state`."""
         if not self._release(link, 1):
             return
@@ -334,17 +334,17 @@ class Engine(Transacting):
         else:
             events.append(DispositionReceived(link, token, state))
 
-    def _read_state(self, delivery: Any, code: int) -> State | None:
+    def _read_state(self, delivery: Any, code: int) -> DeliveryState | None:
         remote = lib.pn_delivery_remote(delivery)
         if code == outcomes.REJECTED:
-            return State(code, error=native.condition(lib.pn_disposition_condition(remote)))
+            return DeliveryState(code, error=native.condition(lib.pn_disposition_condition(remote)))
         if code == outcomes.MODIFIED:
-            return State(
+            return DeliveryState(
                 code,
                 delivery_failed=bool(lib.pn_disposition_is_failed(remote)),
                 undeliverable_here=bool(lib.pn_disposition_is_undeliverable(remote)),
             )
-        return State(code) if code in outcomes.TERMINAL else None
+        return DeliveryState(code) if code in outcomes.TERMINAL else None
 
     def _on_flow(self, event: Any, events: list[Any]) -> None:
         link = self._links.get(native.address(lib.pn_event_link(event)))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import Error, State
+from protocols.amqp.outcomes import DeliveryState, Error
 
 
 class SaslInitReceived(msgspec.Struct, frozen=True, gc=False):
@@ -88,7 +88,7 @@ class DispositionReceived(msgspec.Struct, frozen=True, gc=False):
 
     link: Link
     delivery: Any  # the token passed to `send`
-    state: State | None  # None when the peer settled without a state
+    state: DeliveryState | None  # None when the peer settled without a state
 
 
 class Retired(msgspec.Struct, frozen=True, gc=False):
@@ -98,7 +98,7 @@ class Retired(msgspec.Struct, frozen=True, gc=False):
     token: Any  # the token passed to `send`
     delivery: Any  # for `settle_retired`; None when the peer has already settled it
     txn_id: bytes  # as the peer wrote it
-    state: State | None  # the outcome; None when the peer settled without one
+    state: DeliveryState | None  # the outcome; None when the peer settled without one
 
 
 class CreditChanged(msgspec.Struct, frozen=True, gc=False):

@@ -45,7 +45,7 @@ class Terminus(msgspec.Struct, frozen=True, gc=False):
     copies: bool = False  # source only: distribution-mode `copy`, a browser that leaves messages for other receivers
 
 
-class Session(msgspec.Struct, eq=False):
+class AmqpSession(msgspec.Struct, eq=False):
     """One AMQP session (part 2.5)."""
 
     handle: Any  # proton's
@@ -58,7 +58,7 @@ class Link(msgspec.Struct, eq=False):
 
     handle: Any  # proton's
     address: int  # of proton's handle
-    session: Session
+    session: AmqpSession
     name: str  # chosen by the peer
     incoming: bool  # True when the peer sends to us
     source: Terminus

@@ -46,7 +46,7 @@ class Error(msgspec.Struct, frozen=True, gc=False):
     info: tuple[tuple[str, str | int], ...] = ()  # symbol keys with their values; only in errors that we send
 
 
-class State(msgspec.Struct, frozen=True, gc=False):
+class DeliveryState(msgspec.Struct, frozen=True, gc=False):
     """A terminal delivery state."""
 
     code: int  # its descriptor, such as `ACCEPTED`; 0 means settled without a state
@@ -55,11 +55,11 @@ class State(msgspec.Struct, frozen=True, gc=False):
     undeliverable_here: bool = False  # only of `MODIFIED`: do not send it to this link again
 
 
-STATE_ACCEPTED: Final = State(ACCEPTED)
-STATE_RELEASED: Final = State(RELEASED)
-STATE_FAILED: Final = State(MODIFIED, delivery_failed=True)
+STATE_ACCEPTED: Final = DeliveryState(ACCEPTED)
+STATE_RELEASED: Final = DeliveryState(RELEASED)
+STATE_FAILED: Final = DeliveryState(MODIFIED, delivery_failed=True)
 
 
-def rejected(condition: str, description: str) -> State:
+def rejected(condition: str, description: str) -> DeliveryState:
     """Return a `rejected` state with this error."""
-    return State(REJECTED, error=Error(condition, description))
+    return DeliveryState(REJECTED, error=Error(condition, description))

@@ -15,7 +15,7 @@ from protocols.amqp.endpoints import Endpoints
 from protocols.amqp.events import Retired
 from protocols.amqp.links import Link
 from protocols.amqp.native import lib
-from protocols.amqp.outcomes import Error, State
+from protocols.amqp.outcomes import DeliveryState, Error
 from protocols.amqp.primitives import DecodeError
 
 
@@ -26,7 +26,7 @@ class Transacting(Endpoints):
         """Answer a declare (part 4.2)."""
         self._settle_with(link, delivery, transactions.DECLARED, transactions.declared(txn_id))
 
-    def settle_posted(self, link: Link, delivery: Any, txn_id: bytes, state: State) -> None:
+    def settle_posted(self, link: Link, delivery: Any, txn_id: bytes, state: DeliveryState) -> None:
         """Settle a received delivery with its outcome within a transaction (part 4.4.1)."""
         if state.error is not None:
             error = Error(state.error.condition, native.description_of(state.error))
@@ -41,7 +41,7 @@ class Transacting(Endpoints):
         native.put(lib.pn_disposition_data(lib.pn_delivery_local(handle)), fields)
         self._conclude(link, handle, code)
 
-    def settle_retired(self, link: Link, delivery: Any, token: Any, state: State) -> bool:
+    def settle_retired(self, link: Link, delivery: Any, token: Any, state: DeliveryState) -> bool:
         """Settle a delivery that we sent and that a committed transaction retired (part 4.4.2).
 
         Returns:
@@ -76,7 +76,7 @@ class Transacting(Endpoints):
         elif txn[1] is not None:
             events.append(Retired(link, token, address, *txn))
 
-    def _read_txn(self, link: Link, delivery: Any, events: list[Any]) -> tuple[bytes, State | None] | None:
+    def _read_txn(self, link: Link, delivery: Any, events: list[Any]) -> tuple[bytes, DeliveryState | None] | None:
         """Return the txn-id and the outcome of a delivery; if they are malformed, detach the link and return None."""
         try:
             return transactions.read_state(native.value(lib.pn_disposition_data(lib.pn_delivery_remote(delivery))))

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from protocols.amqp import outcomes, primitives
-from protocols.amqp.outcomes import Error, State
+from protocols.amqp.outcomes import DeliveryState, Error
 from protocols.amqp.primitives import DecodeError, Described, code_of
 from protocols.amqp.sections import VALUE, scan
 
@@ -66,7 +66,7 @@ def read_command(message: bytes) -> Declare | Discharge:
     raise DecodeError("a coordinator accepts only declare and discharge")
 
 
-def read_state(fields: Any) -> tuple[bytes, State | None]:
+def read_state(fields: Any) -> tuple[bytes, DeliveryState | None]:
     """Return the txn-id and the outcome, if there is one, of a decoded transactional-state (part 4.5.6).
 
     Raises:
@@ -82,7 +82,7 @@ def declared(txn_id: bytes) -> bytes:
     return primitives.list_of([primitives.binary(txn_id)])
 
 
-def transactional_state(txn_id: bytes, state: State | None) -> bytes:
+def transactional_state(txn_id: bytes, state: DeliveryState | None) -> bytes:
     """Encode the fields of a transactional-state (part 4.5.6)."""
     items = [primitives.binary(txn_id)]
     if state is not None:
@@ -90,7 +90,7 @@ def transactional_state(txn_id: bytes, state: State | None) -> bytes:
     return primitives.list_of(items)
 
 
-def _fields(state: State) -> bytes:
+def _fields(state: DeliveryState) -> bytes:
     """Encode the fields of an outcome (part 3.4)."""
     if state.code == outcomes.REJECTED and state.error is not None:
         error = state.error
@@ -102,7 +102,7 @@ def _fields(state: State) -> bytes:
     return primitives.list_of([])
 
 
-def _outcome(value: Any) -> State | None:
+def _outcome(value: Any) -> DeliveryState | None:
     if value is None:
         return None
     if not isinstance(value, Described) or not isinstance(value.value, list):
@@ -111,11 +111,11 @@ def _outcome(value: Any) -> State | None:
     if code not in outcomes.TERMINAL:
         raise DecodeError("a transactional-state with an unknown outcome")
     if code == outcomes.REJECTED:
-        return State(code, error=_error(_item(fields, 0)))
+        return DeliveryState(code, error=_error(_item(fields, 0)))
     if code == outcomes.MODIFIED:
         failed, undeliverable = _item(fields, 0), _item(fields, 1)
-        return State(code, delivery_failed=failed is True, undeliverable_here=undeliverable is True)
-    return State(code)
+        return DeliveryState(code, delivery_failed=failed is True, undeliverable_here=undeliverable is True)
+    return DeliveryState(code)
 
 
 def _error(value: Any) -> Error | None:

@@ -32,12 +32,12 @@ from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import ReasonCode
 from protocols.mqtt.receiving import GRACE, Receiver
-from protocols.mqtt.states import LARGEST_PACKET, UNLIMITED, Awaits, Limits, State, Turn, publish_flags
+from protocols.mqtt.states import LARGEST_PACKET, UNLIMITED, Awaits, PacketLimits, State, Turn, publish_flags
 
 OPEN: Final = State.OPEN  # looked up once: Python 3.11 takes 0.2 us for a member of an enumeration
 CLOSED: Final = State.CLOSED
 
-__all__ = ["Connection", "Limits", "State"]
+__all__ = ["Connection", "PacketLimits", "State"]
 
 
 class Connection(Receiver):
@@ -49,8 +49,8 @@ class Connection(Receiver):
 
     __slots__ = ("_connected_at", "_eof", "_suspended")
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        super().__init__(limits or Limits())
+    def __init__(self, limits: PacketLimits | None = None) -> None:
+        super().__init__(limits or PacketLimits())
         self._connected_at: float | None = None
         self._suspended = False
         self._eof = False

@@ -23,7 +23,7 @@ from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import NONE, Properties
 from protocols.mqtt.reasons import PacketType, ReasonCode, malformed, protocol_error
 from protocols.mqtt.sending import OPEN, Sender
-from protocols.mqtt.states import UNLIMITED, Awaits, Limits, State, Turn, check_legal, publish_flags
+from protocols.mqtt.states import UNLIMITED, Awaits, PacketLimits, State, Turn, check_legal, publish_flags
 
 GRACE: Final = 1.5  # multiple of the keep alive [MQTT-3.1.2-22]
 SMALLEST: Final = 2  # bytes of a packet: the first byte and a remaining length of 0
@@ -38,7 +38,7 @@ class Receiver(Sender):
         "_received_at", "_turn", "_waiting",
     )  # fmt: skip
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PacketLimits) -> None:
         super().__init__(limits.outgoing_inflight)
         self._limits = limits
         self._announced = NONE

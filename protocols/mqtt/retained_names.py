@@ -23,17 +23,17 @@ _SINGLE = "+"
 _MISMATCH = -1
 
 
-class _Node(msgspec.Struct, eq=False):
+class _NameNode(msgspec.Struct, eq=False):
     """A branching point: at least two names are below it."""
 
     skip: tuple[str, ...] = ()  # levels between the edge to this node and the node, shared by all names below
     # next level -> the only name that continues with it, or the node of several
-    children: dict[str, _Node | str] = {}
+    children: dict[str, _NameNode | str] = {}
     name: str | None = None  # the name that ends here
 
-    def with_skip(self, skip: tuple[str, ...]) -> _Node:
+    def with_skip(self, skip: tuple[str, ...]) -> _NameNode:
         """Return a replacement for this node with another `skip`; a running search may still use this one."""
-        node = _Node(skip)
+        node = _NameNode(skip)
         node.children, node.name = self.children, self.name
         return node
 
@@ -51,7 +51,7 @@ class NameTrie:
     __slots__ = ("_root",)
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root = _NameNode()
 
     def search(self, topic_filter: str) -> Iterator[list[str]]:
         """Find the names that match a valid topic filter, in unordered pieces.
@@ -66,7 +66,7 @@ class NameTrie:
         found: list[str] = []
         looked = 0
         # Edges to follow, and the index of the filter's level behind them; None: everything below matches.
-        waiting: list[tuple[Iterator[_Node | str], int | None]] = [(iter((self._root,)), 0)]
+        waiting: list[tuple[Iterator[_NameNode | str], int | None]] = [(iter((self._root,)), 0)]
         while waiting:
             branches, depth = waiting[-1]
             child = next(branches, None)
@@ -114,7 +114,7 @@ class NameTrie:
             shared = _common(child.skip, levels, depth + 1)
             depth += 1 + shared
             if shared < len(child.skip):
-                above = node.children[level] = _Node(child.skip[:shared])
+                above = node.children[level] = _NameNode(child.skip[:shared])
                 above.children[child.skip[shared]] = child.with_skip(child.skip[shared + 1 :])
                 above.attach(levels, depth, name)
                 return True
@@ -128,7 +128,7 @@ class NameTrie:
         """Remove a name; return False if it does not exist."""
         levels = name.split("/")
         node, depth = self._root, 0
-        edge: tuple[_Node, str] | None = None  # parent node, and the level that leads from it to `node`
+        edge: tuple[_NameNode, str] | None = None  # parent node, and the level that leads from it to `node`
         while depth < len(levels):
             level = levels[depth]
             child = node.children.get(level)
@@ -152,17 +152,17 @@ class NameTrie:
         return True
 
 
-def _branch(one: str, other: str, depth: int) -> _Node:
+def _branch(one: str, other: str, depth: int) -> _NameNode:
     """Create the node where two different names branch that share their first `depth` levels."""
     levels, others = one.split("/"), other.split("/")
     shared = _common(levels[depth:], others, depth)
-    node = _Node(tuple(sys.intern(level) for level in levels[depth : depth + shared]))
+    node = _NameNode(tuple(sys.intern(level) for level in levels[depth : depth + shared]))
     node.attach(levels, depth + shared, one)
     node.attach(others, depth + shared, other)
     return node
 
 
-def _collapse(node: _Node, above: _Node, level: str) -> None:
+def _collapse(node: _NameNode, above: _NameNode, level: str) -> None:
     """Replace `node`, after a name was removed, by its only name or child if it no longer branches."""
     if len(node.children) + (node.name is not None) > 1:
         return
@@ -170,7 +170,7 @@ def _collapse(node: _Node, above: _Node, level: str) -> None:
         above.children[level] = node.name
         return
     ((key, child),) = node.children.items()
-    above.children[level] = child.with_skip((*node.skip, key, *child.skip)) if isinstance(child, _Node) else child
+    above.children[level] = child.with_skip((*node.skip, key, *child.skip)) if isinstance(child, _NameNode) else child
 
 
 def _common(skip: Sequence[str], levels: Sequence[str], start: int) -> int:
@@ -192,7 +192,7 @@ def _matches_rest(levels: Sequence[str], wanted: Sequence[str], start: int) -> b
     return len(levels) == len(wanted)
 
 
-def _match_skip(node: _Node, wanted: Sequence[str], depth: int) -> int | None:
+def _match_skip(node: _NameNode, wanted: Sequence[str], depth: int) -> int | None:
     """Match a node's `skip` from level `depth` of a filter on.
 
     Returns:
@@ -210,7 +210,7 @@ def _match_skip(node: _Node, wanted: Sequence[str], depth: int) -> int | None:
     return depth
 
 
-def _branches(node: _Node, depth: int | None) -> Iterator[_Node | str]:
+def _branches(node: _NameNode, depth: int | None) -> Iterator[_NameNode | str]:
     """Return a snapshot of the edges below `node`; at the first level (`depth` 0) without names that start with `$`."""
     children = list(node.children.values())
     if depth != 0:

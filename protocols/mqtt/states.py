@@ -102,7 +102,7 @@ class Awaits(enum.Enum):
     RESUMED = "PUBCOMP of a resumed exchange"
 
 
-class Limits(msgspec.Struct, frozen=True):
+class PacketLimits(msgspec.Struct, frozen=True):
     """The limits of one connection."""
 
     max_connect_bytes: int = 65_536  # largest packet before `accept`, while the client is not authenticated

@@ -96,26 +96,26 @@ _NOTHING: Final[dict[Any, Any]] = {}
 """Shared by all empty dictionaries of nodes, and never written to: most nodes use only one of their three."""
 
 
-class _Node(Generic[K, V]):
+class _FilterNode(Generic[K, V]):
     """One level of the filters that share the levels above it."""
 
     __slots__ = ("children", "ended", "hashed")
 
     def __init__(self) -> None:
-        self.children: dict[str, _Node[K, V]] = _NOTHING  # including `+`
+        self.children: dict[str, _FilterNode[K, V]] = _NOTHING  # including `+`
         self.ended: dict[K, V] = _NOTHING  # filters that end here
         self.hashed: dict[K, V] = _NOTHING  # filters that end with `#` below this level
 
     def is_empty(self) -> bool:
         return not (self.children or self.ended or self.hashed)
 
-    def child(self, level: str) -> _Node[K, V]:
+    def child(self, level: str) -> _FilterNode[K, V]:
         """Return the node of a level; create it if it is missing."""
         found = self.children.get(level)
         if found is None:
             if self.children is _NOTHING:
                 self.children = {}
-            found = self.children[level] = _Node()
+            found = self.children[level] = _FilterNode()
         return found
 
     def entries(self, hashed: bool) -> dict[K, V]:
@@ -139,7 +139,7 @@ class SubscriptionTrie(Generic[K, V]):
     __slots__ = ("_root", "_size")
 
     def __init__(self) -> None:
-        self._root: _Node[K, V] = _Node()
+        self._root: _FilterNode[K, V] = _FilterNode()
         self._size = 0
 
     def __len__(self) -> int:
@@ -160,7 +160,7 @@ class SubscriptionTrie(Generic[K, V]):
 
     def remove(self, topic_filter: str, subscriber: K) -> bool:
         """Remove a subscription and the levels that no other one uses; return whether it existed."""
-        path: list[tuple[_Node[K, V], str]] = []
+        path: list[tuple[_FilterNode[K, V], str]] = []
         node = self._root
         levels, hashed = _levels(topic_filter)
         for level in levels:
@@ -210,7 +210,7 @@ class SubscriptionTrie(Generic[K, V]):
 
     def __iter__(self) -> Iterator[tuple[str, K, V]]:
         """Iterate over all subscriptions, as filter, subscriber, subscription."""
-        waiting: list[tuple[str, _Node[K, V]]] = [("", self._root)]
+        waiting: list[tuple[str, _FilterNode[K, V]]] = [("", self._root)]
         while waiting:
             prefix, node = waiting.pop()
             for subscriber, subscription in node.ended.items():

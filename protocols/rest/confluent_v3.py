@@ -59,7 +59,7 @@ class Data(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
         return any(one is not msgspec.UNSET and one != NULL for one in schemas)
 
 
-class Produced(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class ProducedRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One record to produce."""
 
     partition_id: int | None = None
@@ -69,7 +69,7 @@ class Produced(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
-class Entry(Produced, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
+class BatchEntry(ProducedRecord, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
     """One record of a batch; the client chooses its id."""
 
     id: str
@@ -112,19 +112,19 @@ class ErrorReport(msgspec.Struct, frozen=True, gc=False):
     id: str | msgspec.UnsetType = msgspec.UNSET
 
 
-_PRODUCED: Final = msgspec.json.Decoder(Produced)
-_ENTRY: Final = msgspec.json.Decoder(Entry)
+_PRODUCED: Final = msgspec.json.Decoder(ProducedRecord)
+_ENTRY: Final = msgspec.json.Decoder(BatchEntry)
 _NAME: Final = msgspec.json.Decoder(_Name)
 _BATCH: Final = msgspec.json.Decoder(_Batch)
 
 
-def decode_produced(document: bytes) -> Produced:
+def decode_produced(document: bytes) -> ProducedRecord:
     """Decode one record; RestError 400 with the place in `validation_errors`."""
     check_utf8(document)
     return decode(_PRODUCED, document)
 
 
-def decode_entry(document: msgspec.Raw) -> Produced:
+def decode_entry(document: msgspec.Raw) -> ProducedRecord:
     """Decode one record of a batch; RestError 400."""
     return decode(_ENTRY, bytes(document))
 

@@ -72,7 +72,7 @@ class PartitionOffset(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fiel
     metadata: str | None = None
 
 
-class Subscription(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class ConsumerSubscription(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Topics, or a regular expression for topic names. No topics means to unsubscribe."""
 
     topics: list[str] | None = None
@@ -97,7 +97,7 @@ class PollLimits(msgspec.Struct, frozen=True, gc=False):
 EXCLUSIVE: Final = "Subscriptions to topics, partitions, and patterns are mutually exclusive."
 # Not strict: 1.0 is an integer for the contract, which has already refused other types.
 _CREATE: Final = msgspec.json.Decoder(CreateConsumer, strict=False)
-_SUBSCRIPTION: Final = msgspec.json.Decoder(Subscription)
+_SUBSCRIPTION: Final = msgspec.json.Decoder(ConsumerSubscription)
 _PARTITIONS: Final = msgspec.json.Decoder(_Partitions, strict=False)
 _OFFSETS: Final = msgspec.json.Decoder(_Offsets, strict=False)
 
@@ -107,7 +107,7 @@ def decode_create(body: bytes) -> CreateConsumer:
     return decode(_CREATE, body) if body else CreateConsumer()
 
 
-def decode_subscription(body: bytes) -> Subscription:
+def decode_subscription(body: bytes) -> ConsumerSubscription:
     """Decode a subscription. RestError 400, or 409 for both topics and a pattern."""
     subscription = decode(_SUBSCRIPTION, body)
     if subscription.topics is not None and subscription.topic_pattern is not None:

@@ -110,7 +110,7 @@ class Parameter(msgspec.Struct, frozen=True):
         return value
 
 
-class Body(msgspec.Struct, frozen=True):
+class BodyContract(msgspec.Struct, frozen=True):
     """The body of an operation: the schema for each media type, None for types that are not JSON."""
 
     required: bool
@@ -126,7 +126,7 @@ class Operation(msgspec.Struct, frozen=True):
     path: tuple[Parameter, ...]  # in the order of the template
     query: dict[str, Parameter]
     headers: tuple[Parameter, ...]
-    body: Body | None
+    body: BodyContract | None
     answers: dict[str, tuple[str, ...]]  # media types by status ("200")
     typed_path: bool  # whether the values of the path must be converted or validated
     defaults: dict[str, Any]  # of the query's parameters
@@ -210,7 +210,7 @@ class Contract:
             defaults={name: one.default for name, one in query.items() if one.default is not None},
         )
 
-    def _body(self, entry: dict[str, Any] | None) -> Body | None:
+    def _body(self, entry: dict[str, Any] | None) -> BodyContract | None:
         if entry is None:
             return None
         body = self._resolved(entry)
@@ -218,7 +218,7 @@ class Contract:
             name: Schema(content["schema"]) if name.endswith("json") and "schema" in content else None
             for name, content in body["content"].items()
         }
-        return Body(body.get("required", False), media)
+        return BodyContract(body.get("required", False), media)
 
     def _resolved(self, node: Any) -> Any:
         """Return `node` with its references replaced by their targets."""

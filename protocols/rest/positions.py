@@ -23,7 +23,7 @@ Position = Mapping[int, int]
 """By partition, the offset of the next record."""
 
 
-class Wanted(msgspec.Struct, frozen=True, gc=False):
+class WantedPosition(msgspec.Struct, frozen=True, gc=False):
     """Where to start: at most one of `edge`, `position` and `timestamp` is set."""
 
     edge: str | None = None  # `BEGINNING` or `END`
@@ -53,7 +53,7 @@ def format_position(position: Position) -> str:
     return ",".join([f"{partition}:{offset}" for partition, offset in sorted(position.items())])
 
 
-def wanted(given: Mapping[str, Any], last_event_id: str | None = None) -> Wanted:
+def wanted(given: Mapping[str, Any], last_event_id: str | None = None) -> WantedPosition:
     """Return where a client wants to start, from the parameters `from`, `offset`, `timestamp` and `partition`.
 
     The header field `last_event_id` takes precedence, since a browser sends it when it reconnects.
@@ -63,20 +63,20 @@ def wanted(given: Mapping[str, Any], last_event_id: str | None = None) -> Wanted
     """
     partition = given.get("partition")
     if last_event_id:
-        return Wanted(position=parse_position(last_event_id, "the field Last-Event-ID"), partition=partition)
+        return WantedPosition(position=parse_position(last_event_id, "the field Last-Event-ID"), partition=partition)
     named = [name for name in ("from", "offset", "timestamp") if name in given]
     if len(named) > 1:
         raise unprocessable(f"{' and '.join(named)} exclude each other - at query parameter `{named[1]}`")
     if "timestamp" in given:
-        return Wanted(timestamp=given["timestamp"], partition=partition)
+        return WantedPosition(timestamp=given["timestamp"], partition=partition)
     if "offset" in given:
         if partition is None:
             raise unprocessable("An offset needs a partition - at query parameter `offset`")
-        return Wanted(position={partition: given["offset"]}, partition=partition)
+        return WantedPosition(position={partition: given["offset"]}, partition=partition)
     text = given.get("from")
     if text is None or text in (BEGINNING, END):
-        return Wanted(edge=text, partition=partition)
-    return Wanted(position=parse_position(text, "`from`"), partition=partition)
+        return WantedPosition(edge=text, partition=partition)
+    return WantedPosition(position=parse_position(text, "`from`"), partition=partition)
 
 
 def beyond_end(partition: int, offset: int, end: int) -> RestError:

@@ -17,18 +17,18 @@ from protocols.rest.contract import Operation
 from protocols.rest.errors import RestError
 
 
-class Match(NamedTuple):
+class RouteMatch(NamedTuple):
     """An operation and the texts of its path parameters, in order."""
 
     operation: Operation
     values: tuple[str, ...]
 
 
-class _Node(msgspec.Struct, eq=False):
+class _RouteNode(msgspec.Struct, eq=False):
     """One level of the tree of templates."""
 
-    literal: dict[str, _Node] = {}
-    any: _Node | None = None
+    literal: dict[str, _RouteNode] = {}
+    any: _RouteNode | None = None
     operations: dict[str, Operation] = {}
 
 
@@ -37,7 +37,7 @@ def _methods(declared: Collection[str]) -> list[str]:
     return sorted({*declared, "HEAD"} if "GET" in declared else declared)
 
 
-class Router:
+class Routes:
     """The paths as a tree; a path is matched in one walk. A literal segment takes precedence over a parameter.
 
     Below `confluent.PREFIX` a slash at the end is ignored.
@@ -46,24 +46,24 @@ class Router:
     def __init__(self, operations: Iterable[Operation], *, dialect: Dialect = Dialect.STRIMZI) -> None:
         """Serve `operations`; `dialect` decides for paths that both dialects have."""
         self._confluent = dialect is Dialect.CONFLUENT
-        self._root = _Node()
+        self._root = _RouteNode()
         self._methods: set[str] = set()
         for operation in operations:
             self._methods.add(operation.method)
             node = self._root
             for segment in operation.template.strip("/").split("/"):
                 if segment.startswith("{"):
-                    node.any = node.any or _Node()
+                    node.any = node.any or _RouteNode()
                     node = node.any
                 else:
-                    node = node.literal.setdefault(segment, _Node())
+                    node = node.literal.setdefault(segment, _RouteNode())
             node.operations[operation.method] = operation
 
     def methods(self, raw_path: str | None = None) -> list[str]:
         """Return the methods of a path, or of all paths, sorted; RestError 404 for an unknown path."""
         return _methods(self._methods if raw_path is None else self._find(raw_path)[0].operations)
 
-    def match(self, method: str, raw_path: str) -> Match:
+    def match(self, method: str, raw_path: str) -> RouteMatch:
         """Return the operation for a method and a path that is still percent-encoded, without the query.
 
         Raises:
@@ -76,9 +76,9 @@ class Router:
         if operation is None:
             allowed = ", ".join(_methods(node.operations))
             raise RestError(405, f"Method Not Allowed: the path has {allowed}", headers=(("Allow", allowed),))
-        return Match(operation, tuple(values))
+        return RouteMatch(operation, tuple(values))
 
-    def _find(self, raw_path: str, method: str | None = None) -> tuple[_Node, list[str]]:
+    def _find(self, raw_path: str, method: str | None = None) -> tuple[_RouteNode, list[str]]:
         """Return the path's node and parameters; if two dialects have the path, the node that has the method."""
         if not raw_path.startswith("/"):
             raise _unknown()
@@ -95,7 +95,7 @@ class Router:
             raise _unknown()
         return found
 
-    def _walk(self, segments: Sequence[str]) -> tuple[_Node, list[str]] | None:
+    def _walk(self, segments: Sequence[str]) -> tuple[_RouteNode, list[str]] | None:
         node = self._root
         values = []
         for segment in segments:

@@ -23,7 +23,7 @@ from spark_sinks.archive.rows import checkpoint_id, read_mark, write_mark
 from spark_sinks.spark.java import Files
 
 
-class Archive:
+class ParquetArchive:
     """An archive and the single job that writes it."""
 
     def __init__(

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_sinks.archive.contract import Table, nullable
-from spark_sinks.spark.checkpoint import Checkpoint
+from spark_sinks.spark.checkpoint import JobCheckpoint
 
 FILE_BYTES: Final = 64 << 20
 """About the most bytes of rows that a task keeps, and writes to one file for each date and topic."""
@@ -29,7 +29,7 @@ class TableArchive:
         self._table = table
         self._files = files
 
-    def drop_planned(self, rows: DataFrame, checkpoint: Checkpoint) -> None:
+    def drop_planned(self, rows: DataFrame, checkpoint: JobCheckpoint) -> None:
         """Have the next batch planned anew if the table does not have it, so that new settings apply to it.
 
         The driver that planned it may still write it, with other records under the same number; the table refuses its

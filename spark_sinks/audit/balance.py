@@ -24,7 +24,7 @@ class Acknowledged(msgspec.Struct, frozen=True, array_like=True):
     behind: int  # offset after the last of them
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class AuditCheckpoint(msgspec.Struct, frozen=True):
     """The state of a partition after an audit, where the next audit starts."""
 
     end: int  # end of the counted offsets
@@ -69,7 +69,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     minutes: dict[str, int]
 
 
-def uncounted(place: Place, before: Checkpoint | None, current: Mapping[str, Acknowledged]) -> OffsetRange | None:
+def uncounted(place: Place, before: AuditCheckpoint | None, current: Mapping[str, Acknowledged]) -> OffsetRange | None:
     """Return the range of a partition to count; None if no record was acknowledged since.
 
     Args:
@@ -98,7 +98,7 @@ def uncounted(place: Place, before: Checkpoint | None, current: Mapping[str, Ack
 
 
 def balance(
-    what: OffsetRange, counted: Counted, before: Checkpoint | None, *, gateways: int, since: str | None, until: str
+    what: OffsetRange, counted: Counted, before: AuditCheckpoint | None, *, gateways: int, since: str | None, until: str
 ) -> Balance:
     """Compare the acknowledged records of a range with the counted ones.
 

@@ -14,12 +14,12 @@ import msgspec
 from aiokafka import TopicPartition
 
 from mapping.record import CONTENT_TYPE, GW_PROTOCOL
-from spark_sinks.audit.balance import Acknowledged, Balance, Checkpoint, Counted, OffsetRange, balance, uncounted
+from spark_sinks.audit.balance import Acknowledged, AuditCheckpoint, Balance, Counted, OffsetRange, balance, uncounted
 from spark_sinks.audit.figures import FiguresError, fetch, parse_figures
 from spark_sinks.read.headers import ORIGIN_REPLAY
 from spark_sinks.replay.items import Place
 from spark_sinks.replay.kafka import LogReader, partitions_of
-from spark_sinks.replay.ledger import Entry, LedgerError
+from spark_sinks.replay.ledger import LedgerEntry, LedgerError
 from spark_sinks.replay.run import Clients, Say, StopRequest, connected, entry_of, stops_within, unless_stopped
 from spark_sinks.spec.audit import BridgeAudit
 
@@ -30,7 +30,7 @@ Fetch = Callable[[str], Awaitable[str]]
 class AuditState(msgspec.Struct):
     """The state that one audit leaves for the next."""
 
-    places: dict[str, dict[int, Checkpoint]]  # topic -> partition
+    places: dict[str, dict[int, AuditCheckpoint]]  # topic -> partition
     at: str  # time of the audit, UTC
 
 
@@ -80,7 +80,7 @@ async def run(
 
 
 class _Audit:
-    def __init__(self, job: BridgeAudit, clients: Clients, entry: Entry, say: Say, fetched: Fetch) -> None:
+    def __init__(self, job: BridgeAudit, clients: Clients, entry: LedgerEntry, say: Say, fetched: Fetch) -> None:
         self._job = job
         self._clients = clients
         self._say = say
@@ -115,7 +115,7 @@ class _Audit:
             state = AuditState({topic: dict(known) for topic, known in self._state.places.items()}, until)
             for one in balances:
                 place = Place(one.topic, one.partition)
-                state.places.setdefault(place.topic, {})[place.partition] = Checkpoint(
+                state.places.setdefault(place.topic, {})[place.partition] = AuditCheckpoint(
                     one.end, _of(place, current), one.surplus
                 )
             await self._write(balances, state)
@@ -132,7 +132,7 @@ class _Audit:
             duration_ms=round((time.monotonic() - began) * 1000),
         )
 
-    def _checkpoint(self, place: Place) -> Checkpoint | None:
+    def _checkpoint(self, place: Place) -> AuditCheckpoint | None:
         return self._state.places.get(place.topic, {}).get(place.partition)
 
     async def _ask(self) -> tuple[dict[str, dict[Place, Acknowledged]], int]:
@@ -182,13 +182,13 @@ class _Audit:
         return ready, counted
 
     async def _write(self, balances: Collection[Balance], state: AuditState) -> None:
-        async def fill() -> Entry:
+        async def fill() -> LedgerEntry:
             for found in balances:
                 key = f"{found.topic}/{found.partition}".encode()
                 value = msgspec.json.encode(found)
                 await self._clients.writer.send_plain(self._job.sink.kafka, key, value, [(CONTENT_TYPE, JSON)])
             state_now = msgspec.to_builtins(state)
-            return Entry(
+            return LedgerEntry(
                 task=self._job.task, began={}, positions={}, records=self._records + len(balances), memo=state_now
             )
 

@@ -30,7 +30,7 @@ class SchemaError(ValueError):
     """The schema cannot be used by a job; the message says why."""
 
 
-class Schema:
+class AvroSchema:
     """A record schema.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import cbor2
 
-from spark_sinks.decoders.values import Fault, Row, Wanted, row
+from spark_sinks.decoders.values import ReadingFault, Row, Wanted, row
 
 DEEPEST: Final = 64
 """The deepest nesting of maps and arrays."""
@@ -31,7 +31,7 @@ class Cbor:
         """See `Decoder`."""
         found = loaded(value)
         if not isinstance(found, Mapping):
-            raise Fault("the value is not a CBOR map")
+            raise ReadingFault("the value is not a CBOR map")
 
         def at(path: str) -> Any:
             place: Any = found
@@ -45,14 +45,14 @@ class Cbor:
 
 
 def loaded(value: bytes) -> Any:
-    """Decode the single data item of a value; `Fault` if there is none, or more follows."""
+    """Decode the single data item of a value; `ReadingFault` if there is none, or more follows."""
     stream = io.BytesIO(value)
     try:
         found = cbor2.CBORDecoder(stream, semantic_decoders=_TAGS, max_depth=DEEPEST).decode()
     except cbor2.CBORDecodeError as error:
-        raise Fault("the value is not CBOR") from error
+        raise ReadingFault("the value is not CBOR") from error
     if stream.tell() != len(value):
-        raise Fault("the value is not CBOR: bytes follow its first item")
+        raise ReadingFault("the value is not CBOR: bytes follow its first item")
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from spark_sinks.decoders.values import Fault
+from spark_sinks.decoders.values import ReadingFault
 
 LENGTH: Final = 5
 NO_HEADER: Final = "the value has no Confluent header"
@@ -16,7 +16,7 @@ MOST_INDEXES: Final = 32
 
 
 def unframed(value: bytes, schema_id: int | None, *, indexes: bool = False) -> bytes:
-    """Return the value after its header; `Fault` if there is none, or it has another schema id.
+    """Return the value after its header; `ReadingFault` if there is none, or it has another schema id.
 
     Args:
         value: the value with its header.
@@ -24,10 +24,10 @@ def unframed(value: bytes, schema_id: int | None, *, indexes: bool = False) -> b
         indexes: whether Protobuf's message indexes follow.
     """
     if len(value) < LENGTH or value[0] != 0:
-        raise Fault(NO_HEADER)
+        raise ReadingFault(NO_HEADER)
     found = int.from_bytes(value[1:LENGTH], "big")
     if schema_id is not None and found != schema_id:
-        raise Fault(wrong_schema(schema_id) % found)
+        raise ReadingFault(wrong_schema(schema_id) % found)
     return value[_after_indexes(value) :] if indexes else value[LENGTH:]
 
 
@@ -39,7 +39,7 @@ def wrong_schema(schema_id: int) -> str:
 def _after_indexes(value: bytes) -> int:
     count, at = _varint(value, LENGTH)
     if count < 0 or count > MOST_INDEXES:
-        raise Fault(NO_HEADER)
+        raise ReadingFault(NO_HEADER)
     for _ in range(count):
         _, at = _varint(value, at)
     return at
@@ -55,4 +55,4 @@ def _varint(value: bytes, at: int) -> tuple[int, int]:
         at += 1
         if value[at - 1] < 0x80:
             return (found >> 1) ^ -(found & 1), at
-    raise Fault(NO_HEADER)
+    raise ReadingFault(NO_HEADER)

@@ -52,7 +52,7 @@ def _of_schema(source: Source, file: Path) -> Iterator[str]:
         return
     if source.decode == "avro":
         try:
-            schema = avro.Schema(content.decode())
+            schema = avro.AvroSchema(content.decode())
         except (avro.SchemaError, UnicodeDecodeError) as error:
             yield f"schema_file: {file}: {error}"
         else:

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from spark_sinks.decoders import framing
-from spark_sinks.decoders.values import Fault, Row, Wanted, row
+from spark_sinks.decoders.values import ReadingFault, Row, Wanted, row
 from spark_sinks.spec.values import TYPE_NAMES
 
 TIMESTAMP: Final = "google.protobuf.Timestamp"
@@ -58,7 +58,7 @@ class Protobuf:
         try:
             made.ParseFromString(value)
         except DecodeError as error:
-            raise Fault(f"the value is not a {self.message}") from error
+            raise ReadingFault(f"the value is not a {self.message}") from error
         return [row(self.columns, functools.partial(_at, made), self.time and _at(made, self.time))]
 
 

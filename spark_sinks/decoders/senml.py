@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from spark_sinks.decoders.cbor import loaded
-from spark_sinks.decoders.values import Fault, Row, Wanted, number, row, text
+from spark_sinks.decoders.values import ReadingFault, Row, Wanted, number, row, text
 from spark_sinks.spec.parts import SENML_FIELDS
 
 VERSION: Final = 10  # RFC 8428, 4.4: a pack with a newer version must not be used
@@ -44,7 +44,7 @@ class Senml:
         """See `Decoder`; the time of each reading is epoch ms."""
         records = _records(value)
         if len(records) > MOST_READINGS:
-            raise Fault(f"the pack has {len(records)} records; at most {MOST_READINGS} are allowed")
+            raise ReadingFault(f"the pack has {len(records)} records; at most {MOST_READINGS} are allowed")
         base = _Base()
         rows = []
         for place, record in enumerate(records):
@@ -52,10 +52,10 @@ class Senml:
                 reading = base.resolved(record, sent_ms)
                 if reading is not None:
                     rows.append(row(self.columns, reading.get, reading["t"]))
-            except Fault as fault:
-                raise Fault(f"record {place} of the pack: {fault}") from None
+            except ReadingFault as fault:
+                raise ReadingFault(f"record {place} of the pack: {fault}") from None
         if not rows:
-            raise Fault("the pack has no measurement")
+            raise ReadingFault("the pack has no measurement")
         return rows
 
 
@@ -73,18 +73,18 @@ class _Base:
     def resolved(self, record: Any, sent_ms: int) -> dict[str, Any] | None:
         """Resolve a record to its field names, `t` in epoch ms; None if it has only base fields."""
         if not isinstance(record, Mapping):
-            raise Fault("not an object")
+            raise ReadingFault("not an object")
         given = {_LABELS.get(label, label) if type(label) is int else label: found for label, found in record.items()}
         for label in given:
             if isinstance(label, str) and label.endswith("_"):  # 4.4: must be understood
-                raise Fault(f"{label[:40]} is not supported")
+                raise ReadingFault(f"{label[:40]} is not supported")
         self._take(given)
         here = {label: given[label] for label in (*SENML_FIELDS, "t") if given.get(label) is not None}
         if not here and any(given.get(label) is not None for label in ("bn", "bt", "bu", "bv", "bs", "bver")):
             return None
         name = self.name + (_text(here, "n") or "")
         if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
-            raise Fault("no name, or one with invalid characters")
+            raise ReadingFault("no name, or one with invalid characters")
         made: dict[str, Any] = {"n": name, "t": _epoch_ms(self.time + (_number(here, "t") or 0.0), sent_ms)}
         if (unit := _text(here, "u") or self.unit) is not None:
             made["u"] = unit
@@ -94,7 +94,7 @@ class _Base:
             made["s"] = (self.sum or 0.0) + (_number(here, "s") or 0.0)
         values = [label for label in _VALUES if label in here]
         if len(values) > 1 or not (values or "s" in made):
-            raise Fault("a record must have one of v, vs, vb and vd, or a sum")
+            raise ReadingFault("a record must have one of v, vs, vb and vd, or a sum")
         for label in values:
             made[label] = self._value(label, here)
         return made
@@ -102,10 +102,10 @@ class _Base:
     def _take(self, given: Mapping[Any, Any]) -> None:
         version = given.get("bver", next(iter(self.versions), VERSION))
         if type(version) is not int or not 0 < version <= VERSION:
-            raise Fault(f"an unknown version of SenML; the newest known is {VERSION}")
+            raise ReadingFault(f"an unknown version of SenML; the newest known is {VERSION}")
         self.versions.add(version)
         if len(self.versions) > 1:
-            raise Fault("another version than the previous record")
+            raise ReadingFault("another version than the previous record")
         self.name = _text(given, "bn") if given.get("bn") is not None else self.name
         self.unit = _text(given, "bu") if given.get("bu") is not None else self.unit
         self.time = _number(given, "bt") if given.get("bt") is not None else self.time
@@ -117,7 +117,7 @@ class _Base:
         if label == "v":
             return self.value + _number(here, "v")
         if label == "vb" and not isinstance(found, bool):
-            raise Fault("vb is not a boolean")
+            raise ReadingFault("vb is not a boolean")
         if label == "vd" and isinstance(found, bytes):  # CBOR has bytes, JSON has base64
             return base64.urlsafe_b64encode(found).rstrip(b"=").decode()
         return found if label == "vb" else _text(here, label)
@@ -131,26 +131,26 @@ def _records(value: bytes) -> Sequence[Any]:
         try:
             found = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise Fault("the value is not a SenML pack, neither in JSON nor in CBOR") from error
+            raise ReadingFault("the value is not a SenML pack, neither in JSON nor in CBOR") from error
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
-        raise Fault("the value is not a SenML pack: it is not an array")
+        raise ReadingFault("the value is not a SenML pack: it is not an array")
     return found
 
 
 def _epoch_ms(seconds: float, sent_ms: int) -> int:
     at = seconds * 1000 + (sent_ms if seconds < RELATIVE_BELOW else 0)
     if not math.isfinite(at) or not 0 <= at < 10**14:
-        raise Fault("a time out of range")
+        raise ReadingFault("a time out of range")
     return round(at)
 
 
 def _number(record: Mapping[Any, Any], label: str) -> Any:
-    """Return a finite number, or None if missing; `Fault` for anything else."""
+    """Return a finite number, or None if missing; `ReadingFault` for anything else."""
     return _made(number, record, label, "finite number")
 
 
 def _text(record: Mapping[Any, Any], label: str) -> Any:
-    """Return a text, or None if missing; `Fault` for anything else."""
+    """Return a text, or None if missing; `ReadingFault` for anything else."""
     return _made(text, record, label, "text")
 
 
@@ -158,5 +158,5 @@ def _made(make: Callable[[Any], Any], record: Mapping[Any, Any], label: str, wha
     found = record.get(label)
     made = make(found)
     if made is None and found is not None:
-        raise Fault(f"{label} is not a {what}")
+        raise ReadingFault(f"{label} is not a {what}")
     return made

@@ -1,7 +1,7 @@
 """Converts decoded messages to the columns that a job declares, in plain Python without Spark.
 
 A decoder is a function of a value's bytes and the time it was sent (epoch ms). It returns rows, each with one value for
-each declared column in order and the time of the reading as text; or it raises `Fault`. The workers call `decoded`.
+each declared column in order and the time of the reading as text; or it raises `ReadingFault`. Workers call `decoded`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST_TIME: Final = 64
 """The characters of a time that are kept."""
 
 
-class Fault(ValueError):  # noqa: N818 - describes a value, not an error of the program
+class ReadingFault(ValueError):  # noqa: N818 - describes a value, not an error of the program
     """A value is not a good reading; the text becomes the error of its dead letter."""
 
 
@@ -40,7 +40,7 @@ class Decoder(Protocol):
     """Decodes one value. It is sent to Spark's workers, so it must be picklable."""
 
     def __call__(self, value: bytes, sent_ms: int) -> Sequence[Row]:
-        """Return the readings in `value`; raise `Fault` if it is invalid."""
+        """Return the readings in `value`; raise `ReadingFault` if it is invalid."""
         raise NotImplementedError
 
 
@@ -55,16 +55,16 @@ def decoded(decoder: Decoder, value: bytes | None, sent_ms: int) -> tuple[str | 
     """Return the error of a value (None for a good one), and its readings. Never raises."""
     try:
         if value is None:
-            raise Fault("the value is null")
+            raise ReadingFault("the value is null")
         return None, decoder(value, sent_ms)
-    except Fault as fault:
+    except ReadingFault as fault:
         return str(fault), ()
     except Exception as error:  # from a library: one value must never stop a stream
         return f"the value cannot be read: {type(error).__name__}", ()
 
 
 def row(columns: Iterable[Wanted], find: Callable[[str], Any], time: Any) -> Row:
-    """Convert a message to a row; `Fault` if a column is missing or has another type.
+    """Convert a message to a row; `ReadingFault` if a column is missing or has another type.
 
     Args:
         columns: the declared columns.
@@ -75,7 +75,7 @@ def row(columns: Iterable[Wanted], find: Callable[[str], Any], time: Any) -> Row
     for column in columns:
         value = _CONVERTED[column.type](find(column.path))
         if value is None and not column.optional:
-            raise Fault(f"{column.name} is missing or not a {TYPE_NAMES[column.type]}")
+            raise ReadingFault(f"{column.name} is missing or not a {TYPE_NAMES[column.type]}")
         made.append(value)
     return (*made, None if time is None else time_text(time))
 

@@ -310,7 +310,7 @@ def _csv(records: DataFrame, source: Source) -> DataFrame:
 
 def _avro(records: DataFrame, source: Source) -> DataFrame:
     assert source.schema_file is not None  # `Source._fits`
-    schema = avro.Schema(Path(source.schema_file).read_text(encoding="utf-8"))
+    schema = avro.AvroSchema(Path(source.schema_file).read_text(encoding="utf-8"))
     columns = wanted(source)
     paths = [*(column.path for column in columns), *filter(None, [source.time])]
     found = from_avro(_value(source), schema.text, {"avroSchema": schema.reader(paths), "mode": "PERMISSIVE"})

@@ -18,9 +18,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_sinks.archive.contract import ArchiveError
 from spark_sinks.read.records import of_partition
 from spark_sinks.replay.items import Item, Place
-from spark_sinks.replay.ledger import Entry, places_of
+from spark_sinks.replay.ledger import LedgerEntry, places_of
 from spark_sinks.replay.run import Clients, Replayed, Say, run
-from spark_sinks.replay.sources import Slice, Source, SourceError
+from spark_sinks.replay.sources import ReplaySource, Slice, SourceError
 from spark_sinks.replay.table_rows import MissingColumnsError, check_columns, table_rows
 from spark_sinks.spec.backfill import ArchiveSource, Backfill
 
@@ -109,7 +109,7 @@ class ArchiveRows:
         self._left = left
 
     async def slices(self, records: int) -> AsyncIterator[Slice]:
-        """See `Source`."""
+        """See `ReplaySource`."""
         rows: Iterator[Any] = await asyncio.to_thread(lambda: iter(self._rows.toLocalIterator(prefetchPartitions=True)))
         while items := await asyncio.to_thread(lambda: [_item(row) for row in islice(rows, records)]):
             for item in items:
@@ -140,7 +140,7 @@ async def backfill(
 ) -> Replayed:
     """Replay the rest of an archive; see `run`."""
 
-    async def open_source(clients: Clients, entry: Entry) -> Source:
+    async def open_source(clients: Clients, entry: LedgerEntry) -> ReplaySource:
         if job.sink.kafka not in await clients.topics.known([job.sink.kafka]):
             raise SourceError(f"topic {job.sink.kafka} does not exist")
         positions = places_of(entry.positions)

@@ -23,7 +23,7 @@ _FOREVER: Final = 2**63 - 1
 _MAX_MESSAGE_BYTES: Final = 1_048_588  # Kafka's own default
 
 
-class Target(msgspec.Struct, frozen=True):
+class ReplayTarget(msgspec.Struct, frozen=True):
     """The limits of a target topic."""
 
     name: str
@@ -45,13 +45,13 @@ class Target(msgspec.Struct, frozen=True):
         return timestamp is not None and 0 <= self.retention_ms < now - timestamp
 
 
-class Topics:
+class ReplayTopics:
     """Reads topic metadata, and creates topics."""
 
     def __init__(self, admin: AIOKafkaAdminClient) -> None:
         self._admin = admin
 
-    async def known(self, names: Collection[str]) -> dict[str, Target]:
+    async def known(self, names: Collection[str]) -> dict[str, ReplayTarget]:
         """Return the topics of `names` that exist, with their limits."""
         there = sorted(set(names) & set(await self._admin.list_topics()))
         if not there:
@@ -75,13 +75,13 @@ class Topics:
             await asyncio.sleep(0.1)
 
 
-def _target(name: str, partitions: int, configs: Mapping[str, str]) -> Target:
+def _target(name: str, partitions: int, configs: Mapping[str, str]) -> ReplayTarget:
     """Build a target; settings that we are not allowed to read have Kafka's defaults."""
 
     def number(key: str, default: int) -> int:
         return int(configs.get(key) or default)
 
-    return Target(
+    return ReplayTarget(
         name,
         partitions,
         number("max.message.bytes", _MAX_MESSAGE_BYTES),

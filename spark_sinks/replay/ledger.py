@@ -29,7 +29,7 @@ class LedgerError(RuntimeError):
     """The ledger cannot be used; the message says why."""
 
 
-class Entry(msgspec.Struct, kw_only=True):
+class LedgerEntry(msgspec.Struct, kw_only=True):
     """The ledger's entry of a replay."""
 
     task: str  # kind, source and target; the name cannot be used for another task
@@ -58,7 +58,7 @@ def places_of(positions: Positions) -> dict[Place, int]:
     }
 
 
-async def read(committed: CommittedReader, plain: AIOKafkaConsumer, name: str) -> Entry | None:
+async def read(committed: CommittedReader, plain: AIOKafkaConsumer, name: str) -> LedgerEntry | None:
     """Return the newest entry of a replay. Call it after its transactional producer has started.
 
     Starting the producer ends the transaction of an earlier run. Open transactions of other jobs may hide later
@@ -86,6 +86,6 @@ async def read(committed: CommittedReader, plain: AIOKafkaConsumer, name: str) -
     if hidden := [one for one in reader.unreadable() if one.first > at]:
         raise LedgerError(f"the newest entry of {name} may be in what nothing can read: {hidden[0]}")
     try:
-        return None if found is None else msgspec.json.decode(found, type=Entry)
+        return None if found is None else msgspec.json.decode(found, type=LedgerEntry)
     except msgspec.DecodeError as error:
         raise LedgerError(f"the entry of {name} in {LEDGER} is not valid: {error}") from error

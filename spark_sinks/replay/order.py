@@ -90,7 +90,7 @@ def in_order(items: Iterable[Item]) -> Iterator[Item]:
         yield merge.pop()
 
 
-class Origins:
+class OffsetBits:
     """A set of offsets, stored as bits in blocks, so that ten million take a few megabytes."""
 
     def __init__(self) -> None:

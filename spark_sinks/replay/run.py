@@ -16,9 +16,9 @@ from aiokafka.errors import KafkaConnectionError
 
 from spark_sinks.replay import ledger
 from spark_sinks.replay.items import Item, Place
-from spark_sinks.replay.kafka import CommittedReader, Target, Topics
-from spark_sinks.replay.ledger import Entry, LedgerError, places_of, positions_of
-from spark_sinks.replay.sources import Slice, Source, SourceError, of_log
+from spark_sinks.replay.kafka import CommittedReader, ReplayTarget, ReplayTopics
+from spark_sinks.replay.ledger import LedgerEntry, LedgerError, places_of, positions_of
+from spark_sinks.replay.sources import ReplaySource, Slice, SourceError, of_log
 from spark_sinks.replay.writer import Writer
 from spark_sinks.spec import kafka_client
 from spark_sinks.spec.replays import Once
@@ -53,12 +53,12 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
 class Clients(msgspec.Struct):
     """The Kafka clients of one run."""
 
-    topics: Topics
+    topics: ReplayTopics
     writer: Writer
     committed: CommittedReader
 
 
-Open = Callable[[Clients, Entry], Awaitable[Source]]
+Open = Callable[[Clients, LedgerEntry], Awaitable[ReplaySource]]
 """Creates a job's source from its clients and its ledger entry."""
 
 
@@ -93,11 +93,11 @@ async def run(
     return _between(job, before, after, left=0, began=began)
 
 
-def _new_entry(job: Once) -> Entry:
-    return Entry(task=job.task, began={}, positions={})
+def _new_entry(job: Once) -> LedgerEntry:
+    return LedgerEntry(task=job.task, began={}, positions={})
 
 
-def _between(job: Once, before: Entry, after: Entry, *, left: int, began: float) -> Replayed:
+def _between(job: Once, before: LedgerEntry, after: LedgerEntry, *, left: int, began: float) -> Replayed:
     """Return what was done between two entries, since the time `began`."""
     return Replayed(
         job=job.title,
@@ -112,7 +112,7 @@ def _between(job: Once, before: Entry, after: Entry, *, left: int, began: float)
 async def replay(job: Any, *, report: Callable[[Replayed], None], say: Say, stopped: asyncio.Event) -> Replayed:
     """Replay the rest of a log range or of dead letters; see `run`."""
 
-    async def open_source(clients: Clients, entry: Entry) -> Source:
+    async def open_source(clients: Clients, entry: LedgerEntry) -> ReplaySource:
         sources = await clients.topics.known(job.topics)
         if missing := [name for name in job.topics if name not in sources]:
             raise SourceError(f"topic {', '.join(missing)} does not exist")
@@ -122,7 +122,7 @@ async def replay(job: Any, *, report: Callable[[Replayed], None], say: Say, stop
     return await run(job, open_source, report=report, say=say, stopped=stopped)
 
 
-async def entry_of(job: Once, clients: Clients) -> Entry:
+async def entry_of(job: Once, clients: Clients) -> LedgerEntry:
     """Return a job's ledger entry, a new one at its first run; LedgerError if another task uses its name."""
     async with kafka_client.started(AIOKafkaConsumer(**kafka_client.arguments(job.run.connection))) as plain:
         entry = await ledger.read(clients.committed, plain, job.title) or _new_entry(job)
@@ -174,7 +174,7 @@ async def _connect(stack: contextlib.AsyncExitStack, given: dict[str, Any], job:
                 say(f"waiting for Kafka: {job.run.bootstrap_servers} does not answer")
             said = True
         await asyncio.sleep(RETRY_S)
-    topics = Topics(admin)
+    topics = ReplayTopics(admin)
     await topics.make(ledger.LEDGER, ledger.SETTINGS)
     writer = await stack.enter_async_context(kafka_client.started(Writer(given, job.title)))
     committed = await stack.enter_async_context(kafka_client.started(CommittedReader(given)))
@@ -183,8 +183,8 @@ async def _connect(stack: contextlib.AsyncExitStack, given: dict[str, Any], job:
 
 class _Run:
     def __init__(
-        self, job: Any, clients: Clients, source: Source, entry: Entry, *, report: Callable[[Replayed], None], say: Say,
-        stopped: asyncio.Event,
+        self, job: Any, clients: Clients, source: ReplaySource, entry: LedgerEntry, *,
+        report: Callable[[Replayed], None], say: Say, stopped: asyncio.Event,
     ) -> None:  # fmt: skip
         self._job = job
         self._clients = clients
@@ -195,9 +195,9 @@ class _Run:
         self._say = say
         self._reported = 0
         self._stopped = stopped
-        self._targets: dict[str, Target | None] = {}
+        self._targets: dict[str, ReplayTarget | None] = {}
 
-    async def run(self) -> Entry:
+    async def run(self) -> LedgerEntry:
         """Replay every slice, and return the newest entry."""
         rate = self._job.run.rate
         most = MOST if rate is None else max(1, min(MOST, round(rate * TOGETHER_S)))
@@ -221,7 +221,7 @@ class _Run:
         except StopRequest:
             return None
 
-    async def _fill(self, found: Slice) -> Entry:
+    async def _fill(self, found: Slice) -> LedgerEntry:
         """Send a slice, and return its ledger entry."""
         names = {self._job.sink.kafka or item.topic for item in found.items} | {item.topic for item in found.items}
         if unknown := names - self._targets.keys():

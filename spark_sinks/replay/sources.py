@@ -10,8 +10,8 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from spark_sinks.replay.items import Item, NotReplayableError, Place, item_of, of_letter
-from spark_sinks.replay.kafka import CommittedReader, LogReader, Target, partitions_of
-from spark_sinks.replay.order import Origins, in_order
+from spark_sinks.replay.kafka import CommittedReader, LogReader, ReplayTarget, partitions_of
+from spark_sinks.replay.order import OffsetBits, in_order
 from spark_sinks.spec.replays import DlqReplay, Replay
 
 SLICE_BYTES: Final = 8 << 20
@@ -29,7 +29,7 @@ class Slice(msgspec.Struct):
     left: int = 0  # upper limit of the records after it
 
 
-class Source(Protocol):
+class ReplaySource(Protocol):
     """A source of records to replay."""
 
     began: dict[Place, int]
@@ -43,7 +43,7 @@ class SourceError(RuntimeError):
     """The records to replay cannot be read; the message says why."""
 
 
-class LogSource:
+class LogItems:
     """A range of the log.
 
     Attributes:
@@ -55,7 +55,7 @@ class LogSource:
         self._reader = reader
 
     async def slices(self, records: int) -> AsyncIterator[Slice]:
-        """See `Source`."""
+        """See `ReplaySource`."""
         merge = self._reader.merge
         noted = dict(merge.positions)
         while await self._reader.next_time() is not None:
@@ -77,14 +77,14 @@ class LogSource:
         return Slice(items, dict(merge.positions), [], left=merge.left)
 
 
-class LetterSource(LogSource):
+class LetterItems(LogItems):
     """Dead letters: only the first of each original record, in the order of the original partitions.
 
     The dead letters of one original partition were written in order, so their times are in order too, even if they are
     in several partitions of the dead-letter topic. So a slice has all dead letters of a millisecond, and sorts them.
     """
 
-    def __init__(self, job: DlqReplay, began: dict[Place, int], reader: LogReader, seen: Origins) -> None:
+    def __init__(self, job: DlqReplay, began: dict[Place, int], reader: LogReader, seen: OffsetBits) -> None:
         super().__init__(began, reader)
         self._job = job
         self._seen = seen
@@ -122,12 +122,12 @@ def letter(job: DlqReplay, record: object) -> Item | None:
 async def of_log(
     job: Replay | DlqReplay,
     consumer: CommittedReader,
-    sources: Mapping[str, Target],
+    sources: Mapping[str, ReplayTarget],
     *,
     began: Mapping[Place, int],
     positions: Mapping[Place, int],
     say: Callable[[str], None],
-) -> LogSource:
+) -> LogItems:
     """Open the source of a job at the position in its ledger entry.
 
     Args:
@@ -160,18 +160,18 @@ async def of_log(
         ends[place] = max(begins[place], ends[place])
     beginning = {**begins, **began}
     if isinstance(job, Replay):
-        return LogSource(beginning, LogReader(consumer, begins, ends))
+        return LogItems(beginning, LogReader(consumer, begins, ends))
     seen = await _seen(
         job, consumer, {place: max(beginning[place], oldest[TopicPartition(*place)]) for place in begins}, begins
     )
-    return LetterSource(job, beginning, LogReader(consumer, begins, ends), seen)
+    return LetterItems(job, beginning, LogReader(consumer, begins, ends), seen)
 
 
 async def _seen(
     job: DlqReplay, consumer: CommittedReader, began: Mapping[Place, int], positions: Mapping[Place, int]
-) -> Origins:
+) -> OffsetBits:
     """Read the dead letters of earlier runs again, to find the original records that were already replayed."""
-    seen = Origins()
+    seen = OffsetBits()
     async for record in LogReader(consumer, began, positions).records():
         try:
             item = letter(job, record)
@@ -183,7 +183,7 @@ async def _seen(
 
 
 async def _range(
-    job: Replay | DlqReplay, consumer: AIOKafkaConsumer, sources: Mapping[str, Target]
+    job: Replay | DlqReplay, consumer: AIOKafkaConsumer, sources: Mapping[str, ReplayTarget]
 ) -> tuple[dict[Place, int], dict[Place, int]]:
     """Return each partition's first and end offset, from the job's range and the present log."""
     offsets = job.source.offsets if isinstance(job, Replay) else {}

@@ -13,8 +13,8 @@ from aiokafka.errors import InvalidProducerEpoch, KafkaError, MessageSizeTooLarg
 from aiokafka.partitioner import murmur2
 
 from spark_sinks.replay.items import Item, marked
-from spark_sinks.replay.kafka import Target
-from spark_sinks.replay.ledger import LEDGER, Entry
+from spark_sinks.replay.kafka import ReplayTarget
+from spark_sinks.replay.ledger import LEDGER, LedgerEntry
 from spark_sinks.replay.order import target_partition
 
 TRANSACTION_MS: Final = 60_000
@@ -54,7 +54,7 @@ class Writer:
         """Close the producer."""
         await self._producer.stop()
 
-    async def commit(self, fill: Callable[[], Awaitable[Entry]]) -> None:
+    async def commit(self, fill: Callable[[], Awaitable[LedgerEntry]]) -> None:
         """Commit one transaction with the records that `fill` sends and the entry that it returns.
 
         Raises:
@@ -76,7 +76,7 @@ class Writer:
             raise ReplacedError(f"another run of {self._name} has started and replaces this one") from error
 
     async def send(
-        self, item: Item, target: Target, origin_partitions: int | None, *, original_time: bool
+        self, item: Item, target: ReplayTarget, origin_partitions: int | None, *, original_time: bool
     ) -> str | None:
         """Send an item within `commit`; return why its topic cannot accept it, or None."""
         now = round(time.time() * 1000)

@@ -10,7 +10,7 @@ from typing import Final
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from spark_sinks.replay.kafka import Topics
+from spark_sinks.replay.kafka import ReplayTopics
 from spark_sinks.spec import kafka_client
 from spark_sinks.spec.jobs import JobSpec
 
@@ -50,6 +50,6 @@ async def _sets_time(connection: Mapping[str, str], topics: Sequence[str]) -> di
     admin = AIOKafkaAdminClient(**kafka_client.arguments(connection))
     try:
         await admin.start()
-        return {name: not found.own_time for name, found in (await Topics(admin).known(topics)).items()}
+        return {name: not found.own_time for name, found in (await ReplayTopics(admin).known(topics)).items()}
     finally:
         await admin.close()

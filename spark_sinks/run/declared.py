@@ -18,14 +18,14 @@ from pyspark.sql.conf import RuntimeConfig
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sinks.archive.lake import table_of
-from spark_sinks.archive.parquet import Archive
+from spark_sinks.archive.parquet import ParquetArchive
 from spark_sinks.archive.rows import checkpoint_id, rows
 from spark_sinks.read import decode, registry
 from spark_sinks.read.records import records, term
 from spark_sinks.read.sources import Broker
 from spark_sinks.run.job import LIMITS_S, SHORTEST_BEHIND_S, Flow, JobKind, JobOptions
 from spark_sinks.run.job_file import JobFile
-from spark_sinks.spark.checkpoint import Checkpoint
+from spark_sinks.spark.checkpoint import JobCheckpoint
 from spark_sinks.spark.plan import stateful_steps
 from spark_sinks.spec import jobs as spec
 from spark_sinks.spec import meaning
@@ -45,7 +45,7 @@ SEVERAL_STEPS: Final = "spark.sql.streaming.statefulOperator.allowMultiple"
 has just made. A query with one step has the same watermark either way, and its state without it (`session.py`)."""
 
 
-class Options(JobOptions, frozen=True, kw_only=True):
+class DeclaredOptions(JobOptions, frozen=True, kw_only=True):
     """A declared job's file, and the options that the command line overrides."""
 
     file: JobFile
@@ -77,14 +77,14 @@ def kind_of(file: JobFile) -> JobKind:
     return JobKind(
         name=file.spec.title,
         summary=type(file.spec).SUMMARY,
-        options=Options,
+        options=DeclaredOptions,
         add_arguments=lambda parser: parser.set_defaults(**defaults),
         flow=flow,
         file=file.path,
     )
 
 
-def flow(spark: SparkSession, options: Options) -> DeclaredJob:
+def flow(spark: SparkSession, options: DeclaredOptions) -> DeclaredJob:
     """Return the flow of a job file."""
     declared = options.file.streaming
     has_means = isinstance(declared, spec.Anomalies) and declared.has_state
@@ -94,7 +94,7 @@ def flow(spark: SparkSession, options: Options) -> DeclaredJob:
 class DeclaredJob(Flow):
     """Common parts of all kinds of jobs; a kind turns readings into results."""
 
-    def __init__(self, spark: SparkSession, options: Options) -> None:
+    def __init__(self, spark: SparkSession, options: DeclaredOptions) -> None:
         declared = options.file.streaming
         source = declared.source
         super().__init__(spark, options, name=declared.title, topics=source.topics, rejects_topic=source.dead_letters)
@@ -158,7 +158,7 @@ class Windowed(DeclaredJob):
         """See `Flow`."""
         declared, window = self.declared, self.window
         good = results.good(self.readings(trigger))
-        old = Checkpoint(self.spark, self.checkpoint).lacks_in_state(windows.WITHIN_LONG)
+        old = JobCheckpoint(self.spark, self.checkpoint).lacks_in_state(windows.WITHIN_LONG)
         sums = F.sum if old else F.try_sum
         if isinstance(window, Session):
             made = windows.sessions(good, declared.by, window, declared.aggregates, sums=sums)
@@ -169,7 +169,7 @@ class Windowed(DeclaredJob):
         return self.to_kafka(made, [declared.sink.kafka], trigger, final=final)
 
 
-class LastKnown(DeclaredJob):
+class LastKnownJob(DeclaredJob):
     """The last values."""
 
     declared: spec.LastKnown
@@ -194,7 +194,7 @@ class Stateless(DeclaredJob):
 
     STAGES = 1
 
-    def __init__(self, spark: SparkSession, options: Options) -> None:
+    def __init__(self, spark: SparkSession, options: DeclaredOptions) -> None:
         super().__init__(spark, options)
         self.rejects_topic = None
 
@@ -206,7 +206,7 @@ class Stateless(DeclaredJob):
         return self.write(placed, limits, trigger, final=trigger.mode != REAL_TIME)
 
 
-class Enrich(Stateless):
+class EnrichJob(Stateless):
     """Readings with the columns of a registry."""
 
     declared: spec.Enrich
@@ -227,7 +227,7 @@ class Enrich(Stateless):
         return self.routed(checked, enrich.enriched_records(declared.by, columns), trigger)
 
 
-class Anomalies(Stateless):
+class AnomaliesJob(Stateless):
     """Alarms by fixed thresholds."""
 
     declared: spec.Anomalies
@@ -267,7 +267,7 @@ class AnomaliesWithMeans(DeclaredJob):
             return self.to_kafka(made, [declared.sink.kafka], trigger, final=False)
 
 
-class Transform(DeclaredJob):
+class TransformJob(DeclaredJob):
     """The records that a Python file makes from the readings."""
 
     declared: spec.Transform
@@ -335,11 +335,13 @@ class ToArchive(DeclaredJob):
     def _writing(self, archived: DataFrame, sink: ArchiveSink) -> Callable[[DataFrame, int], None]:
         """Claim the archive for this checkpoint, and return the function that adds a batch of `rows`."""
         if sink.format == "parquet":
-            return Archive(self.spark, sink.archive, self.checkpoint, files=sink.files, segment=sink.segment).write
+            return ParquetArchive(
+                self.spark, sink.archive, self.checkpoint, files=sink.files, segment=sink.segment
+            ).write
         from spark_sinks.archive.tables import TableArchive  # noqa: PLC0415 - needs pyarrow, of the extra `lake`
 
         table = TableArchive(table_of(sink, checkpoint_id(self.spark, self.checkpoint)), sink.files)
-        table.drop_planned(archived, Checkpoint(self.spark, self.checkpoint))
+        table.drop_planned(archived, JobCheckpoint(self.spark, self.checkpoint))
         return table.write
 
 
@@ -357,9 +359,9 @@ def _setting(conf: RuntimeConfig, name: str, value: str) -> Iterator[None]:
 _JOBS: Final[Mapping[str, type[DeclaredJob]]] = {
     "window-stats": Windowed,
     "sessionize": Windowed,
-    "last-known": LastKnown,
-    "enrich": Enrich,
-    "anomalies": Anomalies,
+    "last-known": LastKnownJob,
+    "enrich": EnrichJob,
+    "anomalies": AnomaliesJob,
     "archive": ToArchive,
-    "transform": Transform,
+    "transform": TransformJob,
 }

@@ -17,7 +17,7 @@ from spark_sinks.run.job import Flow
 from spark_sinks.run.reject_scanner import RejectScanner
 from spark_sinks.spark.batch_size import SHORTEST_S, BatchSize
 from spark_sinks.spark.catch_up_policy import CatchUpPolicy
-from spark_sinks.spark.checkpoint import Checkpoint
+from spark_sinks.spark.checkpoint import JobCheckpoint
 from spark_sinks.spark.lease import TAKE_OVER_S, Lease
 from spark_sinks.spark.progress import Examined, Offsets, Progress, offsets_sum
 from spark_sinks.spark.real_time_reads import RealTimeReads
@@ -45,7 +45,7 @@ def begin_anew(flow: Flow) -> str:
     Raises:
         LeaseError: Kafka does not allow the lease.
     """
-    checkpoint = Checkpoint(flow.spark, flow.checkpoint)
+    checkpoint = JobCheckpoint(flow.spark, flow.checkpoint)
     if not checkpoint.exists():
         return ""
     lease = Lease(flow.spark, flow.options.connection, checkpoint.query_id(), flow.topics[0], lambda _error: None)
@@ -95,7 +95,7 @@ class FlowExecution:
         self.ends: Offsets = {}  # end offsets of the topics at the last check
         self._next_look = 0.0
         self._unfinished = RealTimeReads(flow.spark)
-        self._checkpoint = Checkpoint(flow.spark, flow.checkpoint)
+        self._checkpoint = JobCheckpoint(flow.spark, flow.checkpoint)
         self._scanner = None if flow.rejects_topic is None else RejectScanner(flow, found)
         self._scan_by = float("inf")  # deadline for scanning the finished batches
 

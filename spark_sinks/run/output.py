@@ -15,16 +15,16 @@ from rich.text import Text
 from spark_sinks.run.figures import figures
 from spark_sinks.run.metrics import JobMetrics
 from spark_sinks.run.status import Status, table
-from spark_sinks.spark.process import Console
+from spark_sinks.spark.process import JobConsole
 from spark_sinks.spark.progress import Examined, Progress, Totals
 
 REFRESHES: Final = 2  # a second
 
 
-class Lines:
+class OutputLines:
     """Writes one JSON object per line to standard output, and messages for people to standard error."""
 
-    def __init__(self, job: str, console: Console) -> None:
+    def __init__(self, job: str, console: JobConsole) -> None:
         self._job = job
         self._console = console
 
@@ -70,23 +70,23 @@ class Screen:
         return Group(table([shown]), Text("Ctrl-C stops it.", style="dim"))
 
     def ready(self, trigger: str) -> None:
-        """See `Lines`."""
+        """See `OutputLines`."""
         self.say(f"{self._job} reads ({trigger}).")
 
     def report(self, item: Progress | Examined) -> None:
-        """See `Lines`: the table already shows it."""
+        """See `OutputLines`: the table already shows it."""
 
     def say(self, text: str) -> None:
-        """See `Lines`."""
+        """See `OutputLines`."""
         self._live.console.print(Text(text), soft_wrap=True)
 
     def summary(self, totals: Mapping[str, Totals]) -> None:
-        """See `Lines`."""
+        """See `OutputLines`."""
         for query, total in totals.items():
             self.say(f"{query}: {total.rows:,} records in {total.batches:,} batches.")
 
     def close(self) -> None:
-        """See `Lines`: the last table stays on the screen."""
+        """See `OutputLines`: the last table stays on the screen."""
         if not self._file.closed:
             self._live.stop()
             self._file.close()

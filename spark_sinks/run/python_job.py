@@ -25,7 +25,7 @@ from spark_sinks.replay.sources import SourceError
 from spark_sinks.replay.writer import ReplacedError
 from spark_sinks.run.failures import told
 from spark_sinks.run.job_file import JobFile, JobFileError
-from spark_sinks.spark.process import Console, end_jvm, on_stop
+from spark_sinks.spark.process import JobConsole, end_jvm, on_stop
 from spark_sinks.spec.audit import BridgeAudit
 from spark_sinks.spec.backfill import Backfill
 from spark_sinks.spec.replays import ReplayRun
@@ -63,7 +63,7 @@ def main(file: JobFile, argv: Sequence[str]) -> int:
     except JobFileError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    console = Console()
+    console = JobConsole()
     try:
         if isinstance(job, Backfill):
             return _with_spark(job, given, console)
@@ -75,7 +75,7 @@ def main(file: JobFile, argv: Sequence[str]) -> int:
         console.close()
 
 
-async def _run(job: Any, given: argparse.Namespace, console: Console, replayed: Callable[..., Any] = replay) -> int:
+async def _run(job: Any, given: argparse.Namespace, console: JobConsole, replayed: Callable[..., Any] = replay) -> int:
     """Run the job until it is done, or SIGTERM or SIGINT stops it; return the exit code."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,7 +92,7 @@ async def _run(job: Any, given: argparse.Namespace, console: Console, replayed: 
     return 1 if totals.unfit else 0
 
 
-def _with_spark(job: Backfill, given: argparse.Namespace, console: Console) -> int:
+def _with_spark(job: Backfill, given: argparse.Namespace, console: JobConsole) -> int:
     """Run a backfill; an error of Spark becomes a SourceError, with its traceback in the log."""
     on_stop(_stop_now)  # until the JVM has started there is nothing to stop cleanly
     console.divert(given.log_file)  # Spark's own output

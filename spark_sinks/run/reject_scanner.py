@@ -19,7 +19,7 @@ from spark_sinks.read.headers import ERROR
 from spark_sinks.read.records import of_partition
 from spark_sinks.read.sources import kafka_range, producer_settings
 from spark_sinks.run.job import Flow
-from spark_sinks.spark.checkpoint import Batch, Checkpoint
+from spark_sinks.spark.checkpoint import JobCheckpoint, PlannedBatch
 from spark_sinks.spark.progress import Examined, Offsets, offsets_sum
 from spark_sinks.transforms.dead_letters import LATE, LATE_BY_OTHERS, dead_letters
 
@@ -43,7 +43,7 @@ class RejectScanner:
         self._flow = flow
         self._spark = flow.spark
         self._report = report
-        self._checkpoint = Checkpoint(flow.spark, flow.checkpoint)
+        self._checkpoint = JobCheckpoint(flow.spark, flow.checkpoint)
         self._finished = threading.Event()  # set when another batch is finished
         self._stopped = False
         self._out_of_time = False
@@ -123,7 +123,7 @@ class RejectScanner:
             found.unpersist()
         return count - late - by_others, late, by_others
 
-    def _next(self) -> list[Batch]:
+    def _next(self) -> list[PlannedBatch]:
         """Return the next finished batches that were not examined, as many as may be examined together.
 
         They have at most the records of one micro-batch; a single larger batch is still examined whole.
@@ -133,7 +133,7 @@ class RejectScanner:
         if newest is None or newest == done:
             return []
         first = max(self._checkpoint.oldest(), -1 if done is None else done + 1)
-        batches: list[Batch] = []
+        batches: list[PlannedBatch] = []
         rows = 0
         for number in range(first, min(newest + 1, first + MOST_BATCHES)):
             batch = self._checkpoint.batch(number)
@@ -146,7 +146,7 @@ class RejectScanner:
         return batches
 
 
-def watermark_of(batches: Sequence[Batch]) -> Column:
+def watermark_of(batches: Sequence[PlannedBatch]) -> Column:
     """The watermark (epoch ms) of the batch that contained a record, from its topic, partition and offset."""
     changes = [batches[0]]  # the last batch of each run with the same watermark
     for batch in batches[1:]:

@@ -26,10 +26,10 @@ from spark_sinks.run.flow_execution import FlowExecution, begin_anew
 from spark_sinks.run.job import DRIVER_MB, Flow, JobKind, JobOptions, duration, known_jobs, listen
 from spark_sinks.run.job_file import JobFileError, is_job_file, read
 from spark_sinks.run.metrics import JobMetrics
-from spark_sinks.run.output import Lines, Screen
+from spark_sinks.run.output import OutputLines, Screen
 from spark_sinks.run.runs import Registration, RunsError
 from spark_sinks.spark import lost_jvm
-from spark_sinks.spark.process import Console, StopRequest, die_with_parent, end_jvm, on_stop
+from spark_sinks.spark.process import JobConsole, StopRequest, die_with_parent, end_jvm, on_stop
 from spark_sinks.spark.progress import Examined, Progress, ProgressListener, Totals
 from spark_sinks.spark.real_time_reads import HEARTBEAT
 from spark_sinks.spark.session import session
@@ -261,7 +261,7 @@ def main(argv: Sequence[str]) -> int:
     if given.die_with_parent:
         die_with_parent()
     metrics = JobMetrics(kind.name)
-    console = Console()
+    console = JobConsole()
     stop = StopRequest()
     on_stop(_stop_now)  # until the JVM has started there is nothing to stop cleanly
     with contextlib.ExitStack() as stack:
@@ -319,7 +319,7 @@ def _stop_now() -> None:
     raise SystemExit(0)
 
 
-def _register(kind: JobKind, options: JobOptions, metrics: Listen, console: Console) -> Registration | None:
+def _register(kind: JobKind, options: JobOptions, metrics: Listen, console: JobConsole) -> Registration | None:
     """Register the job for `trivium spark status`; None, with a message, if that fails. May raise RunsError."""
     try:
         registration = Registration(kind.name, kind.file, options.checkpoint)
@@ -331,7 +331,7 @@ def _register(kind: JobKind, options: JobOptions, metrics: Listen, console: Cons
 
 
 def _run_process(
-    given: argparse.Namespace, kind: JobKind, options: JobOptions, console: Console, metrics: JobMetrics, *,
+    given: argparse.Namespace, kind: JobKind, options: JobOptions, console: JobConsole, metrics: JobMetrics, *,
     stop: StopRequest,
 ) -> None:  # fmt: skip
     slots = REAL_TIME_SLOTS if options.trigger == REAL_TIME else max(2, os.cpu_count() or 2)
@@ -358,7 +358,7 @@ def _run_process(
 
     on_stop(stop_soon)
     terminal = console.terminal
-    output = Lines(given.job, console) if terminal is None else Screen(kind.name, metrics, terminal)
+    output = OutputLines(given.job, console) if terminal is None else Screen(kind.name, metrics, terminal)
 
     def ready() -> None:
         output.ready(options.trigger)

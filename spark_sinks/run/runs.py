@@ -27,7 +27,7 @@ KEPT_S: Final = 7 * 86_400.0
 """How long an ended job stays in the registry."""
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The newest run of a job."""
 
     job: str  # the job's name
@@ -44,7 +44,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 class Known(msgspec.Struct, frozen=True):
     """A run, and whether its process still exists."""
 
-    run: Run
+    run: ListedRun
     alive: bool
 
 
@@ -74,7 +74,7 @@ class Registration:
         mark = hashlib.sha256(place.encode()).hexdigest()[:12]
         self._path = self._where / f"{job}-{mark}.json"
         self._held: int | None = None
-        self.run = Run(
+        self.run = ListedRun(
             job=job,
             file=None if file is None else str(file.resolve()),
             checkpoint=place,
@@ -108,7 +108,7 @@ class Registration:
             os.close(self._held)
             self._held = None
 
-    def _write(self, run: Run) -> None:
+    def _write(self, run: ListedRun) -> None:
         """Replace the file with a new one that is already locked."""
         new = self._path.with_suffix(f".{os.getpid()}.new")
         held = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -142,7 +142,7 @@ def _read(path: Path) -> Known | None:
     except OSError:
         return None
     try:
-        run = msgspec.json.decode(os.read(held, 65_536), type=Run)
+        run = msgspec.json.decode(os.read(held, 65_536), type=ListedRun)
         fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return Known(run, alive=True)
@@ -174,7 +174,7 @@ def _forget_old(where: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def stop(name: str, limit_s: float) -> Run:
+def stop(name: str, limit_s: float) -> ListedRun:
     """Send SIGTERM to a job and wait until it has ended.
 
     Returns:
@@ -202,7 +202,7 @@ def stop(name: str, limit_s: float) -> Run:
     return run if now is None else now.run
 
 
-def _same(name: str, run: Run) -> Known | None:
+def _same(name: str, run: ListedRun) -> Known | None:
     """Return the present state of a run; None if a newer run has replaced it."""
     return next((one for one in find(name) if (one.run.pid, one.run.started) == (run.pid, run.started)), None)
 

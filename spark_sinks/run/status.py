@@ -29,7 +29,7 @@ _ANY: Final[Mapping[str, str]] = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
-class NoAnswer(Exception):  # noqa: N818 - an answer, not an error of ours
+class NoFigures(Exception):  # noqa: N818 - an answer, not an error of ours
     """A job's metrics cannot be read; the message says why."""
 
 
@@ -62,12 +62,12 @@ def read(address: str, answer_s: float = ANSWER_S) -> tuple[Figures, ...]:
             answer = connection.getresponse()
             body = answer.read(LARGEST)
         if answer.status != http.client.OK:
-            raise NoAnswer(f"{address} answers with status {answer.status}")
+            raise NoFigures(f"{address} answers with status {answer.status}")
         return figures(body.decode())
     except (OSError, http.client.HTTPException) as error:
-        raise NoAnswer(f"{address}: {getattr(error, 'strerror', None) or repr(error)}") from error
+        raise NoFigures(f"{address}: {getattr(error, 'strerror', None) or repr(error)}") from error
     except ValueError as error:
-        raise NoAnswer(f"{address} has no valid metrics: {error}") from error
+        raise NoFigures(f"{address} has no valid metrics: {error}") from error
 
 
 def status_of(known: Sequence[Known], addresses: Sequence[str] = ()) -> list[Status]:
@@ -90,7 +90,7 @@ def _status(known: Known) -> Status:
     if known.alive:
         try:
             queries = read(run.metrics)
-        except NoAnswer as error:
+        except NoFigures as error:
             return status("does not answer", str(error))
         return status("runs" if queries else "starts", queries=queries)
     if run.ended is None:
@@ -103,8 +103,8 @@ def _at(address: str) -> list[Status]:
     """Return the jobs at an address; usually one."""
     try:
         if not (found := read(address)):
-            raise NoAnswer("no Spark job serves metrics there")
-    except NoAnswer as error:
+            raise NoFigures("no Spark job serves metrics there")
+    except NoFigures as error:
         return [Status(job=address, address=address, state="does not answer", detail=str(error))]
     jobs = dict.fromkeys(one.job for one in found)
     return [

@@ -33,7 +33,7 @@ WRITING_S: Final = 0.05
 _LOGS: Final = ("offsets", "commits")  # Spark's directories with a numbered file per batch
 
 
-class Batch(NamedTuple):
+class PlannedBatch(NamedTuple):
     """A finished batch."""
 
     number: int
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
     watermark_ms: int  # a reading whose windows all end at or before it was dropped; 0: none was
 
 
-class Checkpoint:
+class JobCheckpoint:
     """The checkpoint directory of one query."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
@@ -59,7 +59,7 @@ class Checkpoint:
         kept = self._numbers("offsets")
         return next((number for number in sorted(kept) if number == 0 or number - 1 in kept), 0)
 
-    def batch(self, number: int) -> Batch | None:
+    def batch(self, number: int) -> PlannedBatch | None:
         """Return a batch; None if it is not finished, or so old that Spark has deleted its metadata."""
         if self._read(f"commits/{number}") is None:
             return None
@@ -67,7 +67,7 @@ class Checkpoint:
         start = self._end(number - 1) if number else self._beginning()
         if log is None or start is None:
             return None
-        return Batch(number, start, _offsets(log), json.loads(log.splitlines()[1])["batchWatermarkMs"])
+        return PlannedBatch(number, start, _offsets(log), json.loads(log.splitlines()[1])["batchWatermarkMs"])
 
     def position(self) -> Offsets | None:
         """Return the offsets up to which finished batches have read everything; None if there is none."""

@@ -15,7 +15,7 @@ from types import FrameType
 _PR_SET_PDEATHSIG = 1
 
 
-class Console:
+class JobConsole:
     """The process's own standard output and error, kept apart from the output of Spark and its JVM.
 
     After `divert`, file descriptors 1 and 2 lead to the log file, also in the JVM, which inherits them; only output

@@ -7,7 +7,7 @@ import pytest
 from protocols.connection import ConnectionFailed
 from protocols.errors import UsageError
 from protocols.mqtt import packets
-from protocols.mqtt.connection import Limits
+from protocols.mqtt.connection import PacketLimits
 from protocols.mqtt.properties import Properties
 from protocols.mqtt.reasons import ReasonCode
 from tests.protocols.mqtt.client import CONNECTS, ended_by, failed, new, opened, say, send_publish
@@ -184,7 +184,7 @@ def test_nothing_is_processed_after_a_refusal(version: int) -> None:
 @BOTH
 def test_a_full_buffer_ends_the_connection(version: int) -> None:
     """The standard's example of a transient error."""
-    connection = new(Limits(max_held_bytes=10))
+    connection = new(PacketLimits(max_held_bytes=10))
     say(connection, CONNECTS[version])
     assert connection.receive_data(b"\x30" * 10) == []
     assert failed(connection.receive_data(b"\x30")) == "0x97"

@@ -11,7 +11,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.kafka.cluster.doctor import Finding, examine
-from gateway.kafka.cluster.rights import ACL_PLACES, NEEDS, NOT_REPORTED, Need, Operation, Place, Resource, lacking
+from gateway.kafka.cluster.rights import (
+    ACL_PLACES,
+    NEEDS,
+    NOT_REPORTED,
+    AclOperation,
+    AclResource,
+    Need,
+    Resource,
+    lacking,
+)
 from gateway.settings.config import Config
 from tests.support.secured import kafka_of
 from tools.acls import Acls, allow_gateway, right
@@ -21,7 +30,7 @@ from tools.secured import USER
 
 def test_missing_rights_are_reported() -> None:
     need = next(one for one in NEEDS if one.resource is Resource.CLIENT_TOPICS and one.always)
-    assert lacking(need, 1 << Operation.DESCRIBE | 1 << Operation.READ) == (Operation.WRITE,)
+    assert lacking(need, 1 << AclOperation.DESCRIBE | 1 << AclOperation.READ) == (AclOperation.WRITE,)
     assert lacking(need, 0) == need.operations
     assert lacking(need, NOT_REPORTED) == ()
     assert [str(operation) for operation in need.operations] == ["Describe", "Read", "Write"]
@@ -49,7 +58,7 @@ async def test_a_good_kafka_passes(bootstrap: str) -> None:
     assert "Traceback" not in printed
 
 
-FEW = {**ACL_PLACES, Resource.CLIENT_TOPICS: Place("topic", "orders")}
+FEW = {**ACL_PLACES, Resource.CLIENT_TOPICS: AclResource("topic", "orders")}
 """Rights on one topic of clients, so that they are none on the gateway's own."""
 
 
@@ -63,7 +72,7 @@ async def empty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clust
     await cluster.stop()
 
 
-async def findings(empty: Cluster, *without: tuple[Resource, Operation]) -> tuple[bool, list[str]]:
+async def findings(empty: Cluster, *without: tuple[Resource, AclOperation]) -> tuple[bool, list[str]]:
     """Return whether the doctor is content without some rights, and which it names as missing."""
     said: list[Finding] = []
     rights = [right(resource, operation, USER, FEW) for resource, operation in without]
@@ -82,14 +91,14 @@ async def findings(empty: Cluster, *without: tuple[Resource, Operation]) -> tupl
     ids=lambda one: str(getattr(one, "resource", one)),
 )
 async def test_on_an_empty_cluster_each_missing_right_is_named(
-    empty: Cluster, need: Need, operation: Operation
+    empty: Cluster, need: Need, operation: AclOperation
 ) -> None:
     good, missing = await findings(empty, (need.resource, operation))
-    if operation is Operation.DESCRIBE and Operation.READ in need.operations:
+    if operation is AclOperation.DESCRIBE and AclOperation.READ in need.operations:
         assert (good, missing) == (True, [])  # Read and Write imply Describe
-    elif operation is Operation.DESCRIBE and Operation.WRITE in need.operations:
+    elif operation is AclOperation.DESCRIBE and AclOperation.WRITE in need.operations:
         assert (good, missing) == (True, [])
-    elif operation is Operation.CREATE:
+    elif operation is AclOperation.CREATE:
         assert f"rights: Create on {need.resource.value} is missing" in missing[-1]
         assert not good  # the gateway's own topics
     else:

@@ -12,14 +12,14 @@ from wsproto.events import BytesMessage, CloseConnection, TextMessage
 from wsproto.events import Ping as PingEvent
 from wsproto.utilities import generate_accept_token
 
-from protocols.websocket import CLOSE, PING, PONG, Fault, FrameReader, accept_token, close_frame, write_frame
+from protocols.websocket import CLOSE, PING, PONG, FrameFault, FrameReader, accept_token, close_frame, write_frame
 from tests.support.websocket import BINARY, CONTINUATION, TEXT, frame
 from tests.support.websocket import close_frame as clients_close
 
 SIZES = st.sampled_from([0, 1, 2, 3, 4, 5, 124, 125, 126, 127, 300, 65535, 65536, 70000])
 
 
-def read(data: bytes, cuts: list[int]) -> tuple[bytes, list[bytes], bytes | None, Fault | None]:
+def read(data: bytes, cuts: list[int]) -> tuple[bytes, list[bytes], bytes | None, FrameFault | None]:
     """Read `data` in pieces; returns the stream, each piece's newest ping, and the end."""
     reader = FrameReader()
     stream, pings = b"", []
@@ -107,7 +107,7 @@ def test_text_messages_end_where_wsproto_ends_them(messages: list[list[str]], cu
 def test_a_reader_of_text_refuses_binary_messages() -> None:
     received = FrameReader(TEXT).receive(frame(b"one", TEXT) + frame(b"two"))
     assert (received.payload, received.ends) == (b"one", (3,))
-    assert received.fault == Fault(1003, "text frames only")
+    assert received.fault == FrameFault(1003, "text frames only")
 
 
 @given(st.text(st.characters(max_codepoint=126, min_codepoint=33), max_size=40))

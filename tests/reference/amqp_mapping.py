@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from mapping.amqp.fields import Destination
+from mapping.amqp.fields import AmqpDestination
 from mapping.amqp.incoming import to_record
 from mapping.amqp.outgoing import from_record
 from mapping.record import Received, Record
 
 
 def to_records(
-    messages: list[bytes], first: int, destination: Destination, now_ms: int, records: list[Record], /
+    messages: list[bytes], first: int, destination: AmqpDestination, now_ms: int, records: list[Record], /
 ) -> None:
     """Map the messages from index `first` on, as `to_record` does, and append them to `records`.
 

@@ -22,7 +22,7 @@ from gateway.embedded.java import find_java
 from spark_sinks.jobs.max_temperature import MaxTemperature
 from spark_sinks.jobs.max_temperature import Options as MaxTemperatureOptions
 from spark_sinks.run import runner
-from spark_sinks.run.declared import Options as Declared
+from spark_sinks.run.declared import DeclaredOptions as Declared
 from spark_sinks.run.declared import flow
 from spark_sinks.run.job import Flow
 from spark_sinks.run.job_file import read

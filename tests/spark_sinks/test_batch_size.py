@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_sinks.run import declared, flow_execution
-from spark_sinks.run.declared import Options
+from spark_sinks.run.declared import DeclaredOptions
 from spark_sinks.run.job_file import read
 from spark_sinks.spark.batch_size import LEAST, TOO_LONG, WORTH, BatchSize
 
@@ -112,7 +112,7 @@ async def test_the_batches_of_a_slow_job_with_a_backlog_become_smaller_and_lose_
     path.write_text(SLOW.replace("SOURCE", source).replace("TARGET", target).replace("DEAD", "unused"))
     file = read(path)
     job = await run_job(
-        Options(file=file, bootstrap_servers=bootstrap, checkpoint=str(tmp_path), max_offsets_per_trigger=1_000)
+        DeclaredOptions(file=file, bootstrap_servers=bootstrap, checkpoint=str(tmp_path), max_offsets_per_trigger=1_000)
     )
     await job.wait_for(lambda done: sum(one.rows for one in done) == len(keys), 300)
     await job.stop()

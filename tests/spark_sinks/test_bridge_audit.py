@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_sinks.audit import run as audit
-from spark_sinks.audit.balance import Acknowledged, Checkpoint, Counted, balance, uncounted
+from spark_sinks.audit.balance import Acknowledged, AuditCheckpoint, Counted, balance, uncounted
 from spark_sinks.audit.figures import fetch
 from spark_sinks.replay.items import Place
 from spark_sinks.run.job_file import read
@@ -30,7 +30,7 @@ def test_one_gateway_is_balanced_with_any_log_and_at_any_audit_times(data: st.Da
     """With batches, foreign records and offset gaps in any order, the audit reports exactly the one lost record."""
     log: list[bool | None] = []  # written by the gateway, by others, or an offset gap
     told: Acknowledged | None = None
-    before: Checkpoint | None = None
+    before: AuditCheckpoint | None = None
     lost = 0
     for _ in range(data.draw(st.integers(1, 5))):
         for _ in range(data.draw(st.integers(0, 4))):
@@ -57,11 +57,11 @@ def test_one_gateway_is_balanced_with_any_log_and_at_any_audit_times(data: st.Da
         counted = Counted(stored, within.count(False), {})
         found = balance(what, counted, before, gateways=1, since=None, until="")
         assert (found.verdict, found.missing) == (expected, int(expected == "missing"))
-        before = Checkpoint(found.end, {"a": told}, found.surplus)
+        before = AuditCheckpoint(found.end, {"a": told}, found.surplus)
 
 
 def test_a_restarted_gateway_makes_one_range_uncertain_and_reports_no_loss() -> None:
-    before = Checkpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
+    before = AuditCheckpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
     what = uncounted(PLACE, before, {"a": Acknowledged(2.0, 10, 105, 115)})  # five were stored since the last audit
     assert what is not None
     assert (what.begin, what.end, what.acknowledged) == (100, 115, 10)
@@ -75,7 +75,7 @@ def test_records_stored_between_polls_of_two_gateways_are_no_loss() -> None:
     assert what is not None
     found = balance(what, Counted(100, 0, {}), None, gateways=2, since=None, until="")
     assert (found.verdict, found.surplus) == ("whole", 10)
-    before = Checkpoint(found.end, told, found.surplus)
+    before = AuditCheckpoint(found.end, told, found.surplus)
     what = uncounted(PLACE, before, {**told, "a": Acknowledged(1.0, 62, 0, 102)})
     assert what is not None
     assert (what.begin, what.end, what.acknowledged) == (100, 102, 12)
@@ -91,14 +91,14 @@ def test_records_deleted_before_the_audit_are_no_loss() -> None:
 
 
 def test_a_recreated_topic_is_uncertain() -> None:
-    before = Checkpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
+    before = AuditCheckpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
     what = uncounted(PLACE, before, {"a": Acknowledged(1.0, 5, 0, 5)})
     assert what is not None
     assert (what.begin, what.end, what.acknowledged, what.certain) == (0, 5, 5, False)
 
 
 def test_truncated_and_overwritten_records_are_missing() -> None:
-    before = Checkpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
+    before = AuditCheckpoint(100, {"a": Acknowledged(1.0, 100, 0, 100)})
     what = uncounted(
         PLACE, before, {"a": Acknowledged(1.0, 105, 0, 95)}
     )  # the log was truncated to 90, and five more records were stored

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from spark_sinks.run.declared import Options
+from spark_sinks.run.declared import DeclaredOptions
 from spark_sinks.run.job_file import read
 from spark_sinks.spec.triggers import MICRO_BATCH, REAL_TIME
 from tests.support.topics import read_all
@@ -42,7 +42,7 @@ async def test_a_fast_clock_makes_no_other_reading_late(
     path.write_text(text.replace("CHECKPOINT", str(tmp_path / "checkpoint")))
     file = read(path)
     job = await run_job(
-        Options(
+        DeclaredOptions(
             file=file, bootstrap_servers=bootstrap, checkpoint=file.streaming.run.checkpoint, trigger=trigger,
             interval_ms=1_000 if trigger == REAL_TIME else None,
         )
@@ -81,7 +81,9 @@ async def test_readings_that_others_made_late_are_told_apart(
     path = tmp_path / "job.toml"
     path.write_text(text.replace("CHECKPOINT", str(tmp_path / "checkpoint")))
     file = read(path)
-    job = await run_job(Options(file=file, bootstrap_servers=bootstrap, checkpoint=file.streaming.run.checkpoint))
+    job = await run_job(
+        DeclaredOptions(file=file, bootstrap_servers=bootstrap, checkpoint=file.streaming.run.checkpoint)
+    )
     now = round(time.time() * 1000)
     await producer.send_and_wait(source, b'{"load": 1}', b"ahead", timestamp_ms=now + 600_000)
     await job.wait_for(lambda done: sum(one.rows for one in done) == 1 and done[-1].watermark_ms > now, 120)

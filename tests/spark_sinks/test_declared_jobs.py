@@ -24,9 +24,9 @@ from pyspark.sql import SparkSession
 
 from spark_sinks.archive import segments
 from spark_sinks.archive.contract import MERGED, ArchiveError
-from spark_sinks.archive.parquet import Archive
+from spark_sinks.archive.parquet import ParquetArchive
 from spark_sinks.read import registry
-from spark_sinks.run.declared import Options
+from spark_sinks.run.declared import DeclaredOptions
 from spark_sinks.spark.progress import Progress
 from spark_sinks.spec.parts import Maintain, Registry
 from spark_sinks.spec.triggers import MICRO_BATCH, REAL_TIME
@@ -37,8 +37,8 @@ from tests.support.topics import read_all
 EXAMPLES = Path(__file__).parents[2] / "examples" / "spark"
 START_MS = 1_700_000_000_000
 
-Declare = Callable[..., Options]
-RunOnce = Callable[[Options], Awaitable[list[Progress]]]
+Declare = Callable[..., DeclaredOptions]
+RunOnce = Callable[[DeclaredOptions], Awaitable[list[Progress]]]
 
 
 async def send(producer: AIOKafkaProducer, topic: str, records: list[tuple[str, bytes | None]]) -> None:
@@ -431,7 +431,7 @@ async def test_an_archive_holds_every_record_once_also_when_a_batch_is_repeated(
 
     done = await asyncio.to_thread(segments.maintain, lake, Maintain(), datetime.datetime.now(datetime.UTC))
     assert done.merged > done.into
-    archive = Archive(spark, str(lake), str(tmp_path / "checkpoint" / "archive"), segment=2)
+    archive = ParquetArchive(spark, str(lake), str(tmp_path / "checkpoint" / "archive"), segment=2)
     (lake / "segment=7").mkdir()
     (lake / "segment=7" / MERGED).touch()
     # A checkpoint restored from a backup repeats a batch whose directory is already merged.

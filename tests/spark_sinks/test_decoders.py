@@ -268,7 +268,7 @@ AVRO: dict[str, Any] = {
 
 
 def test_the_avro_reader_schema_has_only_the_needed_fields() -> None:
-    schema = avro.Schema(json.dumps(AVRO))
+    schema = avro.AvroSchema(json.dumps(AVRO))
     reader = json.loads(schema.reader(["from.load", "to.floor", "before", "mode", "at"]))
     record = {
         "from": {"load": 1.5, "floor": 2}, "to": {"load": 2.5, "floor": -3}, "mode": "OFF", "before": "HEATING",
@@ -298,7 +298,7 @@ def test_the_avro_reader_schema_has_only_the_needed_fields() -> None:
     ],
 )  # fmt: skip
 def test_incomplete_avro_schemas_are_refused(column: Wanted, time: str | None, said: str) -> None:
-    [lack] = avro.Schema(json.dumps(AVRO)).lacks([column], time)
+    [lack] = avro.AvroSchema(json.dumps(AVRO)).lacks([column], time)
     assert lack.startswith(said)
 
 
@@ -315,7 +315,7 @@ def test_incomplete_avro_schemas_are_refused(column: Wanted, time: str | None, s
 )  # fmt: skip
 def test_unusable_schemas_are_refused(schema: str, said: str) -> None:
     with pytest.raises(avro.SchemaError, match=said):
-        avro.Schema(schema)
+        avro.AvroSchema(schema)
 
 
 JSON_VALUES: st.SearchStrategy[Any] = st.recursive(

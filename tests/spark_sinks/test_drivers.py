@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from deltalake import DeltaTable
 
-from gateway.kafka.cluster.rights import Operation
+from gateway.kafka.cluster.rights import AclOperation
 from gateway.kafka.driver.acl_requests import GROUP, TOPIC, TRANSACTIONAL_ID, Acl
 from spark_sinks.spark.lease import PREFIX
 from tests.spark_sinks.test_edited_jobs import START_MS
@@ -181,9 +181,9 @@ async def test_without_the_rights_of_a_lease_the_sentence_names_the_right(
     of_topics, of_id, of_group = (
         [Acl(kind, name, True, "User:ann", "*", operation, True) for operation in operations]
         for kind, name, operations in (
-            (TOPIC, "lease-", (Operation.READ, Operation.WRITE)),
-            (TRANSACTIONAL_ID, PREFIX, (Operation.WRITE,)),
-            (GROUP, PREFIX, (Operation.READ,)),
+            (TOPIC, "lease-", (AclOperation.READ, AclOperation.WRITE)),
+            (TRANSACTIONAL_ID, PREFIX, (AclOperation.WRITE,)),
+            (GROUP, PREFIX, (AclOperation.READ,)),
         )
     )
     login = f'username="ann" password="{secured.password}";'

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from pyspark.sql import SparkSession
 
-from spark_sinks.run.declared import Options
+from spark_sinks.run.declared import DeclaredOptions
 from spark_sinks.run.job_file import read
 from spark_sinks.spark.session import IN_LOCAL_FILES
 from spark_sinks.spec.triggers import MICRO_BATCH, REAL_TIME
@@ -40,7 +40,7 @@ class Job:
         self._directory = directory
         self.topics = topics
 
-    def options(self, text: str, *edit: str, suffix: str = ".toml", **told: Any) -> Options:
+    def options(self, text: str, *edit: str, suffix: str = ".toml", **told: Any) -> DeclaredOptions:
         for name, topic in {**self.topics, "CHECKPOINT": str(self._directory / "checkpoint")}.items():
             text = text.replace(name, topic)
         if edit:
@@ -50,7 +50,7 @@ class Job:
         path.write_text(text)
         file = read(path)
         checkpoint = file.streaming.run.checkpoint
-        return Options(file=file, bootstrap_servers=self._bootstrap, checkpoint=checkpoint, **told)
+        return DeclaredOptions(file=file, bootstrap_servers=self._bootstrap, checkpoint=checkpoint, **told)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def send(producer: AIOKafkaProducer, topic: str, count: int) -> None:
     await producer.flush()
 
 
-async def run(run_job: Any, options: Options, rows: int) -> None:
+async def run(run_job: Any, options: DeclaredOptions, rows: int) -> None:
     running = await run_job(options)
     await running.wait_for(lambda done: sum(one.rows for one in done) == rows, 120)
     await running.stop()

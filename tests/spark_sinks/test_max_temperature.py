@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_sinks.jobs.max_temperature import MaxTemperature, Options
 from spark_sinks.read.sources import Broker
 from spark_sinks.run import runner
-from spark_sinks.spark.checkpoint import Checkpoint
+from spark_sinks.spark.checkpoint import JobCheckpoint
 from spark_sinks.spark.progress import Progress, offsets_sum
 from spark_sinks.spec.triggers import CATCH_UP, CATCHING_UP, REAL_TIME, Trigger
 from tests.support.waiting import wait_until
@@ -245,7 +245,7 @@ async def test_the_next_run_reports_late_readings_of_a_killed_run(
     await wait_until(lambda: watermark(query) > 0, 60)
     await readings.send_one("oven", 999.0, readings.time - 90_000)
     await producer.send_and_wait(options.source, b"hot", b"oven")
-    checkpoint = Checkpoint(spark, found.checkpoint)
+    checkpoint = JobCheckpoint(spark, found.checkpoint)
     await wait_until(lambda: offsets_sum(checkpoint.position() or {}) == 3, 60)
     await asyncio.to_thread(query.stop)
     await admin.create_partitions({options.source: NewPartitions(3)})

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from spark_sinks.run.figures import Figures, figures
 from spark_sinks.run.metrics import JobMetrics, lag
 from spark_sinks.run.output import Screen
-from spark_sinks.run.status import NoAnswer, read
+from spark_sinks.run.status import NoFigures, read
 from spark_sinks.spark.progress import Examined, Progress, Totals
 from spark_sinks.spec.values import Listen
 from tests.gateway.observe.test_declared_metrics import documented
@@ -106,14 +106,14 @@ def test_only_the_metrics_are_served() -> None:
         assert (found.job, found.rows) == ("hall", 60)
         with pytest.raises(OSError, match="in use"), JobMetrics("other").serve(address):
             pass
-    with pytest.raises(NoAnswer, match="refused"):
+    with pytest.raises(NoFigures, match="refused"):
         read(address)
 
 
 def test_an_unreachable_job_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(NoAnswer, match=address):
+        with pytest.raises(NoFigures, match=address):
             read(address, answer_s=0.05)
 
 

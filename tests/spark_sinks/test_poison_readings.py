@@ -37,7 +37,7 @@ from loadtest.spark.poison_records import (
 from loadtest.spark.readings import Topics
 from spark_sinks.jobs.max_temperature import Options as MaxTemperature
 from spark_sinks.read.decode import BAD_TIMESTAMP, NOT_READABLE
-from spark_sinks.spark.checkpoint import Checkpoint
+from spark_sinks.spark.checkpoint import JobCheckpoint
 from spark_sinks.spec.triggers import MICRO_BATCH, REAL_TIME
 from tests.support.topics import create_topic, read_all
 from tests.support.waiting import wait_until
@@ -219,7 +219,7 @@ async def test_a_checkpoint_from_before_sums_could_be_missing_goes_on_with_its_o
     text = job_file("window-stats", Topics(source, target, dead), tmp_path, real_time=False)
     options = declare(text.replace('"10s"', '"24h"'))
     with monkeypatch.context() as former:
-        former.setattr(Checkpoint, "lacks_in_state", lambda *_: True)  # the plan of before
+        former.setattr(JobCheckpoint, "lacks_in_state", lambda *_: True)  # the plan of before
         await send(bootstrap, source, good(3))
         await run_once(options)
     await send(bootstrap, source, good(4))

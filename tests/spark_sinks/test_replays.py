@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from mapping.dead_letters import Cause, dead_letter
 from mapping.record import Received
 from spark_sinks.replay.items import Item, NotReplayableError, Place, marked, of_letter
-from spark_sinks.replay.kafka import Target
+from spark_sinks.replay.kafka import ReplayTarget
 from spark_sinks.replay.ledger import LedgerError
-from spark_sinks.replay.order import Merge, Origins, in_order, target_partition
+from spark_sinks.replay.order import Merge, OffsetBits, in_order, target_partition
 from spark_sinks.replay.run import Replayed, replay
 from spark_sinks.run.job_file import read
 from spark_sinks.spec import kafka_client
@@ -127,7 +127,7 @@ def test_letters_are_sorted_into_partition_order(letters: list[tuple[int, int, i
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5_000))))
 def test_each_origin_is_new_only_once(origins: list[tuple[int, int]]) -> None:
-    seen, plain = Origins(), set()
+    seen, plain = OffsetBits(), set()
     for partition, offset in origins:
         assert seen.add(Place("t", partition), offset) == ((partition, offset) not in plain)
         plain.add((partition, offset))
@@ -143,7 +143,7 @@ def test_a_record_goes_to_its_original_partition_or_by_key() -> None:
 
 
 def test_a_timestamp_is_kept_if_the_topic_allows_it() -> None:
-    topic = Target("t", 1, before_ms=1_000, after_ms=10, retention_ms=500)
+    topic = ReplayTarget("t", 1, before_ms=1_000, after_ms=10, retention_ms=500)
     assert [topic.timestamp(time, 5_000) for time in (3_999, 4_000, 5_010, 5_011, None)] == [
         None,
         4_000,
@@ -151,7 +151,7 @@ def test_a_timestamp_is_kept_if_the_topic_allows_it() -> None:
         None,
         None,
     ]
-    assert Target("t", 1, own_time=False).timestamp(5_000, 5_000) is None
+    assert ReplayTarget("t", 1, own_time=False).timestamp(5_000, 5_000) is None
     assert [topic.forgets(time, 5_000) for time in (4_499, 4_500, None)] == [True, False, False]
 
 

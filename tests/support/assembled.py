@@ -10,7 +10,15 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.process.assembly import ListenerSecurity, Log, Process, State, open_listener_security, open_log, open_state
+from gateway.process.assembly import (
+    ListenerSecurity,
+    Log,
+    Process,
+    StateTables,
+    open_listener_security,
+    open_log,
+    open_state,
+)
 from gateway.runtime.spawn import Tasks
 from gateway.settings.config import Config
 
@@ -39,7 +47,7 @@ class Assembled(NamedTuple):
     process: Process
     security: ListenerSecurity
     log: Log
-    state: State
+    state: StateTables
 
     def check(self) -> None:
         """Raise if a background task has failed."""

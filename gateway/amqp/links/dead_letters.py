@@ -15,7 +15,7 @@ import structlog
 from gateway.amqp.counters import Counts
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.sender_partitions import RememberedSender
 from mapping.dead_letters import Cause, dead_letter, dead_letter_topic
 from mapping.outcomes import Outcome
 from mapping.record import Received
@@ -37,7 +37,7 @@ class DeadLetters:
         self.max_attempts = max_attempts  # how often a record may fail
         self._counts = counts
         self._submit = publisher.submit
-        self._sender = Sender(lasting=True)  # one for all, which keeps the order: dead letters are few
+        self._sender = RememberedSender(lasting=True)  # one for all, which keeps the order: dead letters are few
         self._template = template
         self._failing_topics: set[str] = set()  # topics whose last dead letter could not be stored; logged once
 

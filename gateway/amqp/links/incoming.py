@@ -21,13 +21,13 @@ from gateway.amqp.links.credit import CreditGates
 from gateway.amqp.links.peer import Peer
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
-from gateway.views.flow import Window, shown
+from gateway.views.flow import FlowWindow, shown
 from mapping.amqp._native import to_record, to_records
-from mapping.amqp.incoming import Destination, Unmappable
+from mapping.amqp.incoming import AmqpDestination, Unmappable
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from protocols.amqp.links import Link
-from protocols.amqp.outcomes import NOT_IMPLEMENTED, STATE_ACCEPTED, Error, State, rejected
+from protocols.amqp.outcomes import NOT_IMPLEMENTED, STATE_ACCEPTED, DeliveryState, Error, rejected
 from protocols.amqp.transactions import UNKNOWN_ID
 
 Allowed = Callable[[str, bytes | None], bool]
@@ -82,7 +82,7 @@ class IncomingLink:
         ingress: Ingress,
         peer: Peer,
         link: Link,
-        destination: Destination | None,
+        destination: AmqpDestination | None,
         *,
         allowed: Allowed | None,
     ) -> None:
@@ -120,14 +120,16 @@ class IncomingLink:
         else:
             self._take(deliveries, messages, now_ms, None)
 
-    def _common_destination(self, size: int) -> Destination | None:
+    def _common_destination(self, size: int) -> AmqpDestination | None:
         """Return the destination of all messages, of `size` bytes together; None if each needs a check of its own."""
         to = self.destination
         if to is None or to.partition is not None or self.allowed is not None or size > self._ingress.largest_body:
             return None
         return to
 
-    def _take_run(self, deliveries: list[Any], messages: list[bytes], destination: Destination, now_ms: int) -> None:
+    def _take_run(
+        self, deliveries: list[Any], messages: list[bytes], destination: AmqpDestination, now_ms: int
+    ) -> None:
         """Submit messages that need no check of their own, or refuse those that cannot be mapped."""
         submit_run, sender = self._ingress.publisher.submit_run, self.sender
         first = 0
@@ -235,7 +237,7 @@ class IncomingLink:
             self.answer(deliveries, delivery_state(self.link, result.outcome, result.reason), transaction)
         return self._peer.alive
 
-    def answer(self, deliveries: Sequence[Any], state: State, transaction: OpenTransaction | None) -> None:
+    def answer(self, deliveries: Sequence[Any], state: DeliveryState, transaction: OpenTransaction | None) -> None:
         """Settle deliveries with their outcome; None stands for one that the peer sent settled."""
         engine = self._peer.engine
         if state is STATE_ACCEPTED and transaction is None:
@@ -285,12 +287,12 @@ class IncomingLink:
         if self._peer.crediting is not None:
             self._peer.crediting.forget(self.gate_opened, self.link.credit)
 
-    def flow(self) -> Window:
+    def flow(self) -> FlowWindow:
         """Return the link's credit and its number of unsettled messages."""
         topic = self.topic
         credit, unsettled = self.link.credit, self.window.unsettled
         paused = self._ingress.gates.paused(topic)
-        return Window(
+        return FlowWindow(
             shown(self.link.name), True, topic or "", credit + unsettled, credit, unsettled, paused, self.window.most
         )
 

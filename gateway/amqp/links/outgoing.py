@@ -22,9 +22,9 @@ from gateway.amqp.counters import Counts
 from gateway.amqp.links.dead_letters import DeadLetters
 from gateway.amqp.links.draining import until_read
 from gateway.amqp.links.peer import Peer
-from gateway.amqp.links.subscriptions import Subscriptions
+from gateway.amqp.links.subscriptions import LinkSubscriptions
 from gateway.amqp.nodes import NodeConsumer
-from gateway.amqp.sources import Source
+from gateway.amqp.sources import LinkSource
 from gateway.kafka.contracts import Refused
 from gateway.kafka.groups.delivery.assignment import AssignedPartition
 from gateway.kafka.groups.membership import Membership
@@ -33,14 +33,14 @@ from gateway.kafka.read.live_reader import LiveReader
 from gateway.runtime.failures import failures
 from gateway.security.rights.authorization import Grant
 from gateway.security.rights.group_names import GroupNames
-from gateway.views.flow import Window, shown
+from gateway.views.flow import FlowWindow, shown
 from gateway.views.pauses import NO_CREDIT, OUTGOING_BUDGET, OUTGOING_RATES, SLOW_READER, UNSETTLED, Pause, pauses
 from mapping.amqp._native import from_records
 from mapping.dead_letters import CONDITION_ATTEMPTS, CONDITION_REJECTED, CONDITION_UNDELIVERABLE, Cause
 from mapping.record import Received
 from protocols.amqp import outcomes
 from protocols.amqp.links import SETTLED, Link
-from protocols.amqp.outcomes import MESSAGE_SIZE_EXCEEDED, STATE_ACCEPTED, STATE_FAILED, Error, State
+from protocols.amqp.outcomes import MESSAGE_SIZE_EXCEEDED, STATE_ACCEPTED, STATE_FAILED, DeliveryState, Error
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ class Egress(msgspec.Struct, frozen=True):
 
     live_reader: LiveReader  # for links without a group
     dead_letters: DeadLetters
-    subscriptions: Subscriptions
+    subscriptions: LinkSubscriptions
     names: GroupNames  # the owners of consumer groups
     counts: Counts
     max_unsettled: int  # unsettled deliveries per link
@@ -77,7 +77,7 @@ class OutgoingLink:
         "topic", "unsettled",
     )  # fmt: skip
 
-    def __init__(self, egress: Egress, peer: Peer, link: Link, source: Source) -> None:
+    def __init__(self, egress: Egress, peer: Peer, link: Link, source: LinkSource) -> None:
         self._egress = egress
         self._peer = peer
         self._engine = peer.engine
@@ -131,10 +131,10 @@ class OutgoingLink:
             return 0
         return max(0, min(self._engine.credit_of(self.link), self._egress.max_unsettled - self.unsettled))
 
-    def flow(self) -> Window:
+    def flow(self) -> FlowWindow:
         """Return the link's credit and its number of unsettled deliveries."""
         credit = self._engine.credit_of(self.link)
-        return Window(
+        return FlowWindow(
             shown(self.link.name), False, self.topic, credit + self.unsettled, credit, self.unsettled, self._paused()
         )
 
@@ -316,7 +316,7 @@ class OutgoingLink:
         if self._reader_waits or was_full:
             self.wake()
 
-    def disposition(self, record: Received, state: State | None, *, at_once: bool = False) -> None:
+    def disposition(self, record: Received, state: DeliveryState | None, *, at_once: bool = False) -> None:
         """Handle a record's other outcomes, and any outcome that a transaction has applied.
 
         `at_once`: a record that has failed is offered again without a back-off.
@@ -371,7 +371,9 @@ class OutgoingLink:
         if self._transactions_done is not None and not self.retiring:
             self._transactions_done.set()
 
-    def _refused(self, membership: Membership | NodeConsumer, record: Received, state: State, *, at_once: bool) -> None:
+    def _refused(
+        self, membership: Membership | NodeConsumer, record: Received, state: DeliveryState, *, at_once: bool
+    ) -> None:
         """Handle a rejected or modified record: dead letter, another receiver, or another attempt."""
         failed = state.code == outcomes.REJECTED or state.delivery_failed
         attempts = membership.attempts(record) + failed

@@ -16,7 +16,7 @@ from flowcontrol.budget import ConnectionBudget
 from gateway.audit.trail import audit, where_of
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Result
-from gateway.kafka.publish.sender_partitions import Places, Sender
+from gateway.kafka.publish.sender_partitions import Places, RememberedSender
 from gateway.limits.brakes import CreditPause, SendingPause
 from gateway.net.pump import Pump
 from gateway.security.identity import Identity, share_of
@@ -25,7 +25,7 @@ from gateway.security.throttle import address_of
 from gateway.views.flow import subject
 from gateway.views.pauses import SLOW_READER, Pause, pauses
 from mapping.amqp.addresses import AddressError, TargetAddress, parse_target
-from mapping.amqp.incoming import Destination, gateway_headers
+from mapping.amqp.incoming import AmqpDestination, gateway_headers
 from protocols.amqp.connection import Connection
 from protocols.amqp.engine import Engine
 from protocols.amqp.links import Link
@@ -62,7 +62,7 @@ class Peer(abc.ABC):
         self._connection = connection
         self._places = places
         self._in_order = in_order
-        self._sender: Sender | None = None  # of all links, if they are one sender; created with the first
+        self._sender: RememberedSender | None = None  # of all links, if they are one sender; created with the first
         self._identity: Identity | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._written = 0
@@ -106,7 +106,7 @@ class Peer(abc.ABC):
         assert self._identity is not None
         return share_of(self._identity, address_of(self.pump.peer))
 
-    def sender(self, link: Link) -> Sender:
+    def sender(self, link: Link) -> RememberedSender:
         """Return the sender for `link`, whose records without a key share a partition (docs/adr/0098).
 
         A client that connects again with its container-id, and attaches a link of the same name, has the same sender.
@@ -118,7 +118,7 @@ class Peer(abc.ABC):
             self._sender = self._places.sender(self._identity.name, self.container_id)
         return self._sender
 
-    def sender_ended(self, sender: Sender) -> None:
+    def sender_ended(self, sender: RememberedSender) -> None:
         """Release the sender of a link that has ended; one of all links stays for the next one."""
         if sender is not self._sender:
             sender.leave()
@@ -136,10 +136,10 @@ class Peer(abc.ABC):
             raise AddressError(UNAUTHORIZED_ACCESS, f"no right to publish to {target.topic}")
         return target if whole == target.topic else msgspec.structs.replace(target, topic=whole)
 
-    def destination(self, address: str, parsed: TargetAddress, info: TopicInfo) -> Destination:
+    def destination(self, address: str, parsed: TargetAddress, info: TopicInfo) -> AmqpDestination:
         """Return the destination for messages that are sent to `address`."""
         assert self._identity is not None
-        return Destination(
+        return AmqpDestination(
             topic=parsed.topic,
             address_bytes=address.encode(),
             partition=parsed.partition,

@@ -14,7 +14,7 @@ from gateway.amqp.links.peer import Peer
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Refused
 from mapping.amqp.addresses import AddressError, TargetAddress
-from mapping.amqp.incoming import Destination, Unmappable, recipient
+from mapping.amqp.incoming import AmqpDestination, Unmappable, recipient
 from mapping.outcomes import Outcome
 from protocols.amqp.links import Link
 from protocols.amqp.outcomes import NOT_FOUND, PRECONDITION_FAILED, UNAUTHORIZED_ACCESS
@@ -24,7 +24,7 @@ KNOWN_CHARACTERS: Final = 256  # the destination for a longer address, which may
 _OUTCOMES: Final = {NOT_FOUND: Outcome.UNKNOWN_TOPIC, UNAUTHORIZED_ACCESS: Outcome.DENIED}
 
 
-class _Message(NamedTuple):
+class _RelayedMessage(NamedTuple):
     to: str
     address: TargetAddress
     delivery: Any
@@ -43,8 +43,8 @@ class RelayLink(IncomingLink):
     def __init__(self, ingress: Ingress, peer: Peer, link: Link, *, allowed: Allowed) -> None:
         """Prepare a link that is accepted next; `allowed` checks each message's topic and key."""
         super().__init__(ingress, peer, link, None, allowed=allowed)
-        self._known: dict[str, tuple[TopicInfo, Destination]] = {}
-        self._waiting: dict[str, list[_Message]] = {}  # by topic
+        self._known: dict[str, tuple[TopicInfo, AmqpDestination]] = {}
+        self._waiting: dict[str, list[_RelayedMessage]] = {}  # by topic
 
     def _common_destination(self, size: int) -> None:
         """Return None: each message has a destination of its own."""
@@ -71,7 +71,7 @@ class RelayLink(IncomingLink):
         except Unmappable as unmappable:
             self.refuse(delivery, unmappable.outcome, unmappable.reason, transaction=transaction)
             return
-        message = _Message(to, address, delivery, data, transaction)
+        message = _RelayedMessage(to, address, delivery, data, transaction)
         waiting = self._waiting.get(address.topic)
         info = self._ingress.publisher.known_topic(address.topic)
         if waiting is None and info is not None:
@@ -88,7 +88,7 @@ class RelayLink(IncomingLink):
             self._peer.pump.spawn(self._look_up(address.topic))  # outlives the connection, so that messages are stored
         waiting.append(message)
 
-    def _store(self, message: _Message, info: TopicInfo, now_ms: int) -> None:
+    def _store(self, message: _RelayedMessage, info: TopicInfo, now_ms: int) -> None:
         to, address, delivery, data, transaction = message
         known, destination = self._known.get(to, (None, None))
         if destination is None or known is not info:

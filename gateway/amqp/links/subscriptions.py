@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Subscriptions:
+class LinkSubscriptions:
     """The subscriptions, by the name of their consumer group."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ RETRY_S: Final = 0.1
 """Pause before a request is repeated whose partitions have no leader or a new one."""
 
 
-class _Batch(msgspec.Struct, eq=False):
+class _LookupBatch(msgspec.Struct, eq=False):
     """Partitions whose end offsets are requested together, and the task that requests them."""
 
     partitions: set[TopicPartition] = set()
@@ -60,7 +60,7 @@ class Lookup:
         self._timeout_s = timeout_s
         self._asking = asyncio.Lock()
         self.topics: Mapping[str, wire.Topic] = {}  # that exist; a new object with each metadata update
-        self._next_batches = {False: _Batch(), True: _Batch()}  # by `led`
+        self._next_batches = {False: _LookupBatch(), True: _LookupBatch()}  # by `led`
         self._listeners: list[Callable[[Brokers], None]] = []
         self.requests = 0  # offset requests sent, plus metadata answers
 
@@ -143,10 +143,10 @@ class Lookup:
             raise answer.bare()
         return _select(partitions, answer, existing=existing or led)
 
-    async def _ask_ends(self, batch: _Batch, led: bool) -> dict[TopicPartition, int] | Refused:
+    async def _ask_ends(self, batch: _LookupBatch, led: bool) -> dict[TopicPartition, int] | Refused:
         """Request a batch once the one before is answered. A refusal is returned: all callers of the batch share it."""
         async with self._asking:
-            self._next_batches[led] = _Batch()
+            self._next_batches[led] = _LookupBatch()
             try:
                 return await self._ask(wire.LATEST, batch.partitions, led=led)
             except Refused as refused:

@@ -9,7 +9,7 @@ from gateway.kafka.driver.wire import NOT_REPORTED
 from mapping.record import INTERNAL_TOPIC_PREFIX
 
 
-class Operation(enum.IntEnum):
+class AclOperation(enum.IntEnum):
     """Kafka's operations, by their codes."""
 
     READ = 3
@@ -35,7 +35,7 @@ class Resource(enum.Enum):
     TRANSACTIONS = "transactional ids trivium-*"
 
 
-class Place(NamedTuple):
+class AclResource(NamedTuple):
     """A resource as Kafka's ACLs name it."""
 
     kind: Literal["topic", "cluster", "group", "transactional-id"]
@@ -44,11 +44,11 @@ class Place(NamedTuple):
 
 
 ACL_PLACES: Final = {
-    Resource.OWN_TOPICS: Place("topic", f"{INTERNAL_TOPIC_PREFIX}trivium_", prefixed=True),
-    Resource.CLIENT_TOPICS: Place("topic", "*"),
-    Resource.CLUSTER: Place("cluster", "kafka-cluster"),
-    Resource.GROUPS: Place("group", "*"),
-    Resource.TRANSACTIONS: Place("transactional-id", "trivium-", prefixed=True),
+    Resource.OWN_TOPICS: AclResource("topic", f"{INTERNAL_TOPIC_PREFIX}trivium_", prefixed=True),
+    Resource.CLIENT_TOPICS: AclResource("topic", "*"),
+    Resource.CLUSTER: AclResource("cluster", "kafka-cluster"),
+    Resource.GROUPS: AclResource("group", "*"),
+    Resource.TRANSACTIONS: AclResource("transactional-id", "trivium-", prefixed=True),
 }
 """What to grant rights on where clients may use any topic and group."""
 
@@ -57,24 +57,24 @@ class Need(NamedTuple):
     """Operations on a resource that the gateway needs."""
 
     resource: Resource
-    operations: tuple[Operation, ...]
+    operations: tuple[AclOperation, ...]
     without: str  # what fails without them
     always: bool = True  # the gateway cannot serve clients without them; False: only one of its functions fails
 
 
-READ, WRITE, CREATE, DESCRIBE = Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DESCRIBE
+READ, WRITE, CREATE, DESCRIBE = AclOperation.READ, AclOperation.WRITE, AclOperation.CREATE, AclOperation.DESCRIBE
 NEEDS: Final = (
     Need(Resource.OWN_TOPICS, (DESCRIBE, READ, WRITE), "sessions cannot be stored, and the gateway is never ready"),
     Need(
         Resource.OWN_TOPICS,
-        (Operation.DESCRIBE_CONFIGS,),
+        (AclOperation.DESCRIBE_CONFIGS,),
         "the gateway cannot check that they are compacted and safe",
         False,
     ),
     Need(Resource.CLIENT_TOPICS, (DESCRIBE, READ, WRITE), "clients are refused: 0x87, unauthorized-access, 403"),
     Need(
         Resource.CLIENT_TOPICS,
-        (Operation.DESCRIBE_CONFIGS,),
+        (AclOperation.DESCRIBE_CONFIGS,),
         "Kafka's default limits are assumed, and the gateway cannot check that they are safe",
         False,
     ),
@@ -91,15 +91,15 @@ NEEDS: Final = (
 """Kafka reports the authorized operations of topics and the cluster; `rights_trials` tries the others."""
 
 
-def needed() -> dict[Resource, list[Operation]]:
+def needed() -> dict[Resource, list[AclOperation]]:
     """Return all operations that the gateway needs on each resource."""
-    found: dict[Resource, list[Operation]] = {}
+    found: dict[Resource, list[AclOperation]] = {}
     for need in NEEDS:
         found.setdefault(need.resource, []).extend(need.operations)
     return found
 
 
-def lacking(need: Need, operations: int) -> tuple[Operation, ...]:
+def lacking(need: Need, operations: int) -> tuple[AclOperation, ...]:
     """Return the operations of a need that are missing in `operations`, Kafka's bit field with a bit for each code."""
     if operations == NOT_REPORTED:
         return ()

@@ -18,7 +18,7 @@ from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import EndTxnRequest
 
-from gateway.kafka.cluster.rights import CREATE, DESCRIBE, READ, WRITE, Operation, Resource
+from gateway.kafka.cluster.rights import CREATE, DESCRIBE, READ, WRITE, AclOperation, Resource
 from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.driver import wire
 from mapping.record import INTERNAL_TOPIC_PREFIX
@@ -43,7 +43,7 @@ class Trial(NamedTuple):
 
     resource: Resource
     name: str
-    operation: Operation
+    operation: AclOperation
     request: Any
     error_of: Callable[[Any], int]  # returns the error code in the answer
 
@@ -66,7 +66,7 @@ def trials(*, own_topics: bool) -> Iterator[Trial]:
         yield Trial(
             own,
             OWN_TOPIC,
-            Operation.DESCRIBE_CONFIGS,
+            AclOperation.DESCRIBE_CONFIGS,
             DescribeConfigsRequest([(ConfigResourceType.TOPIC, OWN_TOPIC, None)]),
             lambda got: int(got.resources[0][0]),
         )
@@ -77,9 +77,9 @@ def trials(*, own_topics: bool) -> Iterator[Trial]:
     yield Trial(transactions, TRANSACTION, WRITE, EndTxnRequest(TRANSACTION, 0, 0, False), _of_answer)
 
 
-async def denied(queries: TopicQueries, *, own_topics: bool) -> dict[tuple[Resource, str], set[Operation]]:
+async def denied(queries: TopicQueries, *, own_topics: bool) -> dict[tuple[Resource, str], set[AclOperation]]:
     """Try all rights; return the denied operations on each resource and name. Raises Refused if Kafka is silent."""
-    found: dict[tuple[Resource, str], set[Operation]] = {}
+    found: dict[tuple[Resource, str], set[AclOperation]] = {}
     for trial in trials(own_topics=own_topics):
         missing = found.setdefault((trial.resource, trial.name), set())
         if trial.error_of(await queries.request(trial.request)) in DENIED:

@@ -45,7 +45,7 @@ PartitionCapacity = Callable[[int, int], str | None]
 """Called with a number of existing and of additional partitions: why the broker cannot take the latter, or None."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedTopic(msgspec.Struct, frozen=True):
     """A topic to create."""
 
     name: str  # legal
@@ -61,7 +61,7 @@ class Made(msgspec.Struct, frozen=True):
     new: bool
 
 
-class Statistics(msgspec.Struct):
+class TopicCreationStatistics(msgspec.Struct):
     """Existing topics, and those created here since the start."""
 
     topics: Annotated[int, gauge("topics in Kafka at the last count, without internal ones")] = 0
@@ -72,7 +72,7 @@ class Statistics(msgspec.Struct):
 
 
 class _Order(msgspec.Struct, frozen=True):
-    wanted: Wanted
+    wanted: WantedTopic
     principal: str | None
     counted: bool  # the topic counted for the principal before
     made: asyncio.Future[Made | Refused]
@@ -106,7 +106,7 @@ class Creation:
         self._created: set[str] = set()  # topics created in this round, also those that have no leaders yet
         self._partitions = 0  # by the last count
         self._uncounted: dict[str, tuple[int, float]] = {}  # topics created since: number of partitions, and when
-        self._counts = Statistics()
+        self._counts = TopicCreationStatistics()
         self._warned = Repeats(math.inf, config.max_topics)  # once each
 
     def count(self, metadata: wire.Metadata, asked: float) -> None:
@@ -132,7 +132,7 @@ class Creation:
         """Number of partitions of all topics, internal ones included, and of those created since the last count."""
         return self._partitions + sum(partitions for partitions, _ in self._uncounted.values())
 
-    async def make(self, wanted: Wanted, principal: str | None) -> Made:
+    async def make(self, wanted: WantedTopic, principal: str | None) -> Made:
         """Create a topic for a client unless it exists. None counts as one principal.
 
         Raises:
@@ -157,7 +157,7 @@ class Creation:
             raise made.bare()
         return made
 
-    async def make_own(self, wanted: Wanted) -> Made:
+    async def make_own(self, wanted: WantedTopic) -> Made:
         """Create one of the gateway's own topics, without limits and without queueing. Raises Refused."""
         made = (await self._request([wanted]))[wanted.name]
         if isinstance(made, Refused):
@@ -224,7 +224,7 @@ class Creation:
         names, topics, partitions = self._names(), self.topics_in_all, self.partitions_in_all
         planned = 0
         answers: dict[str, Made | Refused] = {}
-        wanted: dict[str, Wanted] = {}  # Kafka refuses a request that names a topic twice
+        wanted: dict[str, WantedTopic] = {}  # Kafka refuses a request that names a topic twice
         there: set[str] = set()
         for order in batch:
             if order.wanted.name in names:
@@ -262,7 +262,7 @@ class Creation:
         )
         return Refused(Outcome.FULL, f"no further topic: {why}")
 
-    async def _request(self, wanted: list[Wanted]) -> dict[str, Made | Refused]:
+    async def _request(self, wanted: list[WantedTopic]) -> dict[str, Made | Refused]:
         """Send the CreateTopics request, and wait until all partitions have leaders."""
         config = self._config
         default = BROKERS_DEFAULT if config.topic_replication is None else config.topic_replication
@@ -334,7 +334,7 @@ class Creation:
                 await asyncio.sleep(CREATION_POLL_S)
         return done
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> TopicCreationStatistics:
         """Return the current statistics."""
         return msgspec.structs.replace(
             self._counts,

@@ -32,7 +32,7 @@ KAFKA_TOPICS: Final = ("__consumer_offsets", "__transaction_state")
 OWN: Final = f"{INTERNAL_TOPIC_PREFIX}trivium_"
 
 
-class Statistics(msgspec.Struct, frozen=True):
+class TopicSafetyStatistics(msgspec.Struct, frozen=True):
     """Statistics of the topics that this gateway has written to."""
 
     unsafe_topics: Annotated[
@@ -134,6 +134,6 @@ class TopicSafety:
             self._warned.add(name)
             log.warning(text, why)
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> TopicSafetyStatistics:
         """Return the current statistics."""
-        return Statistics(len(self._unsafe))
+        return TopicSafetyStatistics(len(self._unsafe))

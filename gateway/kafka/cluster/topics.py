@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, Final, NamedTuple
 
-from gateway.kafka.cluster.topic_creation import Creation, PartitionCapacity, Wanted, any_capacity
+from gateway.kafka.cluster.topic_creation import Creation, PartitionCapacity, WantedTopic, any_capacity
 from gateway.kafka.cluster.topic_info import InternalTopic, TopicInfo, info_of
 from gateway.kafka.cluster.topic_queries import SharedRequest, TopicQueries
 from gateway.kafka.cluster.topic_safety import TopicSafety
@@ -344,9 +344,9 @@ class Topics:
     async def _create_missing(self, name: str, principal: str | None) -> TopicInfo:
         own = self._internal.get(name)
         if own is not None:
-            made = await self.creation.make_own(Wanted(name, own.partitions, configs=own.configs))
+            made = await self.creation.make_own(WantedTopic(name, own.partitions, configs=own.configs))
         else:
-            made = await self.creation.make(Wanted(name), principal)
+            made = await self.creation.make(WantedTopic(name), principal)
         return info_of(name, made.topic)
 
     async def create(
@@ -367,7 +367,7 @@ class Topics:
         try:
             if (illegal := _why_illegal(name)) is not None:
                 raise illegal.bare()
-            made = await self.creation.make(Wanted(name, partitions, replication), principal)
+            made = await self.creation.make(WantedTopic(name, partitions, replication), principal)
         except Refused as refused:
             if refused.outcome is Outcome.UNKNOWN_TOPIC:
                 raise Refused(Outcome.UNFIT, refused.reason) from refused

@@ -84,7 +84,7 @@ _probes: Final[dict[tuple[str, int], asyncio.Task[None]]] = {}
 """By a broker's address, its last probe."""
 
 
-class Call:
+class BrokerCall:
     """A request whose answer is passed to a callback.
 
     It stands in `_requests` where aiokafka has a Future, and aiokafka calls `done`, `set_result` and `set_exception`.
@@ -192,7 +192,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
 
     def _handle_frame(self, resp: bytes) -> None:
         number, request, call = self._requests[0]
-        if type(call) is Call and number == _INT32.unpack_from(resp)[0]:
+        if type(call) is BrokerCall and number == _INT32.unpack_from(resp)[0]:
             answer = request.RESPONSE_TYPE.read(resp[_INT32.size :])
             self._requests.popleft()
             self._last_action = time.monotonic()
@@ -307,7 +307,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
             self._writer.write(message)
         except (OSError, RuntimeError) as error:
             raise self._broken(error) from error
-        self._requests.append((number, request, Call(self, callback)))
+        self._requests.append((number, request, BrokerCall(self, callback)))
 
     def _close_if_cancelled(self, answer: asyncio.Future[Any]) -> None:
         if answer.cancelled():

@@ -36,7 +36,7 @@ LOG_INTERVAL_S: Final = 60.0
 """Interval between two identical log lines."""
 
 
-class Statistics(msgspec.Struct):
+class KafkaLoginStatistics(msgspec.Struct):
     """Statistics of the gateway's logins to Kafka."""
 
     tokens: Annotated[int, counter("tokens fetched from a file, an issuer or AWS's signer")] = 0
@@ -66,7 +66,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
         """
         self.config = config
         self.problem: str | None = None
-        self.counts = Statistics()
+        self.counts = KafkaLoginStatistics()
         self._logged = Repeats(LOG_INTERVAL_S)
         self._tls: ssl.SSLContext | None = None
         self._stamps: tuple[object, ...] = ()
@@ -239,9 +239,9 @@ class Logins:
         """Why the last login to Kafka failed, as a sentence; None when it succeeded."""
         return next((login.problem for login in self._logins if login.problem is not None), None)
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> KafkaLoginStatistics:
         """Return the statistics of the process's login."""
-        return msgspec.structs.replace(self._logins[-1].counts) if self._logins else Statistics()
+        return msgspec.structs.replace(self._logins[-1].counts) if self._logins else KafkaLoginStatistics()
 
 
 logins: Final = Logins()

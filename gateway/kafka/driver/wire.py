@@ -79,7 +79,7 @@ class Produced(NamedTuple):
     API_VERSION: int = 7
 
 
-class Answer:
+class AnswerDecoder:
     """Lets aiokafka's connections decode an answer's body by a function."""
 
     def __init__(self, read: Callable[[bytes], Any]) -> None:
@@ -95,7 +95,7 @@ class FixedRequest(RequestStruct):  # type: ignore[misc]  # aiokafka carries no 
 
     API_KEY = -1
     API_VERSION = -1
-    RESPONSE_TYPE: Any = Answer(bytes)
+    RESPONSE_TYPE: Any = AnswerDecoder(bytes)
     SCHEMA = Schema()
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> RequestStruct:
@@ -179,14 +179,14 @@ def _read_older_metadata(data: bytes) -> Metadata:
 
 
 class _OlderMetadataRequest(MetadataRequest_v4):  # type: ignore[misc]
-    RESPONSE_TYPE = Answer(_read_older_metadata)
+    RESPONSE_TYPE = AnswerDecoder(_read_older_metadata)
 
 
 class _MetadataRequest(EncodedRequest):
     API_KEY = 3
     API_VERSION = 10
     FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = Answer(read_metadata)
+    RESPONSE_TYPE = AnswerDecoder(read_metadata)
 
     def __init__(self, topics: Collection[str] | None) -> None:
         asked = [_NULL_LENGTH]
@@ -214,7 +214,7 @@ class _RightsRequest(EncodedRequest):
     API_KEY = 3
     API_VERSION = 9
     FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = Answer(partial(read_metadata, ids=False))
+    RESPONSE_TYPE = AnswerDecoder(partial(read_metadata, ids=False))
 
 
 def rights_request(topics: Collection[str]) -> EncodedRequest:
@@ -247,7 +247,7 @@ class _QuorumRequest(EncodedRequest):
     API_KEY = 55
     API_VERSION = 1
     FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = Answer(read_controller_time)
+    RESPONSE_TYPE = AnswerDecoder(read_controller_time)
 
 
 def controller_time_request() -> EncodedRequest:
@@ -272,7 +272,7 @@ def _read_produced(data: bytes) -> Produced:
 class _ProduceRequest(FixedRequest):
     API_KEY = 0
     API_VERSION = 7
-    RESPONSE_TYPE = Answer(_read_produced)
+    RESPONSE_TYPE = AnswerDecoder(_read_produced)
 
 
 PRODUCE: Final = _ProduceRequest()

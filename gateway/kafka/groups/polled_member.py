@@ -1,7 +1,7 @@
 """A plain consumer group member that a client polls: its position moves only when records were really delivered.
 
-aiokafka moves its own position when records are fetched. Here records are held until `Progress.deliver` confirms that
-they were written, so a poll that ends early, for whatever reason, loses nothing: the next one starts at the same place.
+aiokafka moves its own position when records are fetched. Here records are held until `MemberProgress.deliver` confirms
+that they were written, so a poll that ends early, for whatever reason, loses nothing: the next one starts there.
 
 A while after the last poll all partitions are paused. A waiting poll that finds nothing for a while sleeps too, until
 the process's one reader at the end of the log wakes it (`arrivals`).
@@ -44,7 +44,7 @@ from gateway.kafka.driver.kafka_consumer import (
 )
 from gateway.kafka.driver.lifecycle import start_consumer
 from gateway.kafka.groups.member_starts import MemberStarts
-from gateway.kafka.groups.progress import Progress
+from gateway.kafka.groups.progress import MemberProgress
 from gateway.kafka.groups.recreated_topics import RecreatedTopics
 from gateway.kafka.groups.refusals import NotAssignedError, answering, not_read
 from gateway.kafka.read.arrivals import Arrivals
@@ -114,7 +114,7 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         self._arrivals = arrivals
         self._lookup = lookup
         self._recreated = RecreatedTopics(lookup)
-        self.progress = Progress()  # of the client
+        self.progress = MemberProgress()  # of the client
         self._consumer = AIOKafkaConsumer(
             **options,
             group_id=settings.group,

@@ -19,7 +19,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     count: int
 
 
-class Progress:
+class MemberProgress:
     """Two positions per partition, each the offset of the next record, and the start of those without a commit."""
 
     def __init__(self) -> None:

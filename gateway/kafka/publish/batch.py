@@ -26,7 +26,7 @@ _NO_OWNER: Final = object()
 """The owner of an empty run: it is no real owner, so the first record always starts a run."""
 
 
-class Share(msgspec.Struct, eq=False):
+class OwnerShare(msgspec.Struct, eq=False):
     """The tickets of one owner in one batch."""
 
     owner: Owner | None  # None means that no caller needs the outcome
@@ -76,9 +76,9 @@ class Batch(WrittenBatch):
         self.owner: Any = _NO_OWNER  # of the current run; see `switch_owner`
         self.born = 0.0  # time of the first record, by the loop's clock
         self.pinned: list[int] = []  # positions of records whose senders named the partition
-        self.shares: dict[int, Share] = {}
+        self.shares: dict[int, OwnerShare] = {}
         self.withdrawn: Set[int] = frozenset()  # owners (by id) whose records are not resent; see `do_not_resend`
-        self._share: Share | None = None
+        self._share: OwnerShare | None = None
         self._run_position = 0
         self._counted_bytes = 0  # in the budgets, up to the last record that is counted
         self._counted_records = 0
@@ -88,7 +88,7 @@ class Batch(WrittenBatch):
         self.end_run()
         share = self.shares.get(id(owner))
         if share is None:
-            share = Share(owner, getattr(owner, "budget", None), getattr(owner, "protocol", ""))
+            share = OwnerShare(owner, getattr(owner, "budget", None), getattr(owner, "protocol", ""))
             self.shares[id(owner)] = share
         self._share = share
         self.owner = owner
@@ -139,7 +139,7 @@ class Batch(WrittenBatch):
             if share.budget is not None:
                 share.budget.take(size, records, self.budget)
 
-    def _note_counted(self, share: Share, size: int) -> None:
+    def _note_counted(self, share: OwnerShare, size: int) -> None:
         share.bytes += size
         self._counted_bytes, self._counted_records = self.bytes, self.count
 
@@ -249,12 +249,12 @@ class Batch(WrittenBatch):
             *others, last = [successor.shares[owner] for successor in successors if owner in successor.shares]
             last.bytes = share.bytes - sum(part.bytes for part in others)
 
-    def _contents(self) -> Iterator[tuple[int, Any, Share, Any]]:
+    def _contents(self) -> Iterator[tuple[int, Any, OwnerShare, Any]]:
         """Yield the records that have a share, in order: position, parsed record, share and token.
 
         The batch itself does not change: aiokafka may still send it.
         """
-        tickets: list[tuple[Share, Any] | None] = [None] * self.count
+        tickets: list[tuple[OwnerShare, Any] | None] = [None] * self.count
         for share in self.shares.values():
             tokens = iter(share.tokens)
             for first, behind in share.runs:

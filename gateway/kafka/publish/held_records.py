@@ -14,7 +14,7 @@ from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Owner, Refused
 from gateway.kafka.publish.batch import WITHDRAWN, owner_id
 from gateway.kafka.publish.budgets import Budgets
-from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.runtime.failures import failures
 from gateway.runtime.spawn import Spawn
 from mapping.outcomes import Outcome
@@ -25,9 +25,9 @@ HELD_RECORDS: Final = 500_000
 earlier, since every held record counts for at least `HELD_OVERHEAD`."""
 HELD_OVERHEAD: Final = 512
 """Bytes that a held record counts for in addition to its key, value and headers: its Python objects."""
-_Held = tuple[Record, Owner | None, Any, Sender | None, int, Budget]
+_Held = tuple[Record, Owner | None, Any, RememberedSender | None, int, Budget]
 """A waiting record, its owner and token, its sender, its size, and the budget that it is counted in."""
-Submit = Callable[[Record, Owner | None, Any, Sender | None], None]
+Submit = Callable[[Record, Owner | None, Any, RememberedSender | None], None]
 Refuse = Callable[[Owner | None, Any, Outcome, str], None]
 LookUp = Callable[[str, str | None], Awaitable[TopicInfo]]
 """Looks up a topic by its name, creating it for a principal if needed; raises Refused."""
@@ -52,7 +52,7 @@ class HeldRecords(msgspec.Struct, eq=False):
     timeout_s: float  # how long records wait at most
     _held: dict[str, list[_Held]] = {}
 
-    def hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None) -> None:
+    def hold(self, record: Record, owner: Owner | None, token: Any, sender: RememberedSender | None) -> None:
         """Keep `record` until its topic is known; the first record of a topic starts the lookup."""
         name = record.topic
         held = self._held.get(name)

@@ -22,8 +22,8 @@ from gateway.kafka.publish.held_records import HeldRecords
 from gateway.kafka.publish.partition_queue import PartitionQueue, WriterContext
 from gateway.kafka.publish.partitioner import Accepted, by_partition, partition_of
 from gateway.kafka.publish.producers import Producers
-from gateway.kafka.publish.sender_partitions import Sender
-from gateway.kafka.publish.settlement import Settlement, Statistics
+from gateway.kafka.publish.sender_partitions import RememberedSender
+from gateway.kafka.publish.settlement import Settlement, SettlementStatistics
 from gateway.kafka.publish.topic_writer import TopicWriter
 from gateway.runtime.failures import failures
 from gateway.runtime.fence import Fence
@@ -93,7 +93,7 @@ class Publisher:
         record: Record,
         owner: Owner | None,
         token: Any = None,
-        sender: Sender | None = None,
+        sender: RememberedSender | None = None,
         *,
         internal: bool = False,
     ) -> None:
@@ -180,7 +180,7 @@ class Publisher:
         records: list[Record],
         owner: Owner | None,  # of all records
         tokens: list[Any],  # parallel to `records`
-        sender: Sender | None = None,  # of all records
+        sender: RememberedSender | None = None,  # of all records
     ) -> None:
         """Submit several records; those of one partition keep their order."""
         position, count = 0, len(records)
@@ -209,7 +209,7 @@ class Publisher:
         records: list[Record],
         owner: Owner | None,
         tokens: list[Any],
-        sender: Sender | None,
+        sender: RememberedSender | None,
     ) -> None:
         """Submit records of one partition: in runs to its open batch, by `submit` those that are no simple case."""
         position, count = 0, len(records)
@@ -276,7 +276,7 @@ class Publisher:
 
     # Unknown topics
 
-    def place(self, info: TopicInfo, record: Record, sender: Sender) -> tuple[int, int, int]:
+    def place(self, info: TopicInfo, record: Record, sender: RememberedSender) -> tuple[int, int, int]:
         """Return what `submit` would choose for a record of a known topic: its partition and its timestamp.
 
         The third number is the largest size of a record there, in bytes.
@@ -313,7 +313,9 @@ class Publisher:
                 raise Refused(Outcome.UNFIT, f"topic {info.name} refuses the timestamp {timestamp}")
         return number, timestamp, writer.largest
 
-    def _hold(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None, *, internal: bool) -> None:
+    def _hold(
+        self, record: Record, owner: Owner | None, token: Any, sender: RememberedSender | None, *, internal: bool
+    ) -> None:
         """Submit `record` once its topic is known."""
         name = record.topic
         if not internal and self._topics.is_own(name):
@@ -329,7 +331,7 @@ class Publisher:
             return
         self._held.hold(record, owner, token, sender)
 
-    def _submit_again(self, record: Record, owner: Owner | None, token: Any, sender: Sender | None) -> None:
+    def _submit_again(self, record: Record, owner: Owner | None, token: Any, sender: RememberedSender | None) -> None:
         """Submit a record that `submit` has accepted before, so it may be `internal`."""
         self.submit(record, owner, token, sender, internal=self._topics.is_own(record.topic))
 
@@ -433,7 +435,7 @@ class Publisher:
         Records with a key go by their key, those without stay together in the partition that their senders move to,
         and those that named the partition are refused.
         """
-        sender = Sender()
+        sender = RememberedSender()
         sender.assign(topic, self._writers_like(topic)[topic].successor(number))
         for batch in batches:
             for record, owner, token in batch.unpack(topic, number):
@@ -520,7 +522,7 @@ class Publisher:
         """When Kafka stored the last batch (monotonic seconds)."""
         return self._settlement.answered
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> SettlementStatistics:
         """Return the current statistics."""
         in_flight = (self.budget.records, self.budget.bytes)
         return self._settlement.statistics(in_flight, self._producers.started)

@@ -20,7 +20,7 @@ REMEMBERED: Final = 16_384
 """How many partitions of senders that left are remembered (about 3 MB). The oldest is forgotten first."""
 
 
-class Sender(msgspec.Struct, eq=False, kw_only=True):
+class RememberedSender(msgspec.Struct, eq=False, kw_only=True):
     """One sender; `Places.sender` creates one that is remembered. `leave` must be called if it is lasting."""
 
     lasting: bool = False  # will send for some time, so it counts in `PartitionQueue.senders`
@@ -70,6 +70,6 @@ class Places(Recent[int, int]):
     def __init__(self) -> None:
         super().__init__(REMEMBERED)
 
-    def sender(self, *name: str) -> Sender:
+    def sender(self, *name: str) -> RememberedSender:
         """Create a lasting sender with this name."""
-        return Sender(lasting=True, name=name, places=self)
+        return RememberedSender(lasting=True, name=name, places=self)

@@ -18,7 +18,7 @@ from telemetry.statistics import Histogram, counter, gauge, histogram
 LATENCY_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
-class Statistics(msgspec.Struct, frozen=True):
+class SettlementStatistics(msgspec.Struct, frozen=True):
     """Records in flight, and outcomes so far."""
 
     records_in_flight: Annotated[int, gauge("records in flight to Kafka")]
@@ -117,10 +117,10 @@ class Settlement:
             if broken is not None:
                 failures.guard("session", broken, error, tokens)
 
-    def statistics(self, in_flight: tuple[int, int], producers: int) -> Statistics:
+    def statistics(self, in_flight: tuple[int, int], producers: int) -> SettlementStatistics:
         """Return the statistics. `in_flight` is records and bytes, `producers` how many were started."""
         records, size = in_flight
-        return Statistics(
+        return SettlementStatistics(
             records_in_flight=records,
             bytes_in_flight=size,
             records=dict(self._records),

@@ -8,7 +8,7 @@ from typing import Final
 from flowcontrol.budget import Budget
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.publish.partition_queue import PartitionQueue, QueuedTopic, WriterContext
-from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.sender_partitions import RememberedSender
 from mapping.outcomes import Outcome
 
 COMPARED: Final = 16
@@ -56,7 +56,7 @@ class TopicWriter(QueuedTopic):
             queue.shut = True  # its senders are placed again once the topic exists
             queue.expire_in_flight()
 
-    def place(self, sender: Sender | None) -> PartitionQueue:
+    def place(self, sender: RememberedSender | None) -> PartitionQueue:
         """Choose the queue for records without a key of `sender`, or of no particular sender (None).
 
         A lasting sender gets its former partition, or else the one with the fewest waiting batches and senders. Others

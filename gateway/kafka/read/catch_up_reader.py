@@ -98,7 +98,7 @@ class CatchUpReader:
     gaps: int = 0
     _queues: dict[Subscriber, _Queue] = field(default_factory=dict)
     _ready: deque[_Queue] = field(default_factory=deque)
-    _workers: set[_Worker] = field(default_factory=set)
+    _workers: set[_CatchUpWorker] = field(default_factory=set)
     _stopped: bool = False
 
     def start(self, reading: Reading) -> None:
@@ -189,7 +189,7 @@ class CatchUpReader:
             queue.state = _State.READY
             self._ready.append(queue)
 
-    def closed(self, worker: _Worker) -> None:
+    def closed(self, worker: _CatchUpWorker) -> None:
         """Remove a worker; hire another for subscribers that became ready while it was closing its consumer."""
         self._workers.discard(worker)
         if self._ready and not self._stopped:
@@ -226,12 +226,12 @@ class CatchUpReader:
             (spare or idle[0]).busy.set()
 
     def _hire(self) -> None:
-        worker = _Worker(self)
+        worker = _CatchUpWorker(self)
         self._workers.add(worker)
         worker.task = self.spawn(worker.serve())
 
 
-class _Worker:
+class _CatchUpWorker:
     """One consumer of the pool, with the fetched records of one subscriber."""
 
     task: asyncio.Task[None]

@@ -20,7 +20,7 @@ from aiokafka import TopicPartition
 
 from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.delays import LIVE, delays
-from gateway.kafka.read.watched_topics import Chosen, Partition, Watch
+from gateway.kafka.read.watched_topics import Chosen, Watch, WatchedPartition
 from gateway.runtime.failures import failures
 from gateway.runtime.turns import SLICE_S
 from mapping.record import Received
@@ -31,10 +31,10 @@ PIECE_RECORDS: Final = 256
 PIECE_BYTES: Final = 32 * 1024
 """The most that is handed over together: each slow reader may exceed its share by this."""
 
-Fetched = list[tuple[TopicPartition, Partition, list[Received]]]
+Fetched = list[tuple[TopicPartition, WatchedPartition, list[Received]]]
 """The records of one fetch, by partition."""
 
-FallBehind = Callable[[Partition, Watch, Subscriber, TopicPartition, int], None]
+FallBehind = Callable[[WatchedPartition, Watch, Subscriber, TopicPartition, int], None]
 """Called for a subscriber without capacity for a record that must not be dropped. From now on it is in `part.behind`
 and the catch-up reader offers it everything from the offset on."""
 
@@ -43,7 +43,9 @@ and the catch-up reader offers it everything from the offset on."""
 class Distributor:
     """See the module."""
 
-    _partitions: Mapping[TopicPartition, Partition]  # watched now; records that were fetched of others are dropped
+    _partitions: Mapping[
+        TopicPartition, WatchedPartition
+    ]  # watched now; records that were fetched of others are dropped
     _fall_behind: FallBehind
     records: int = 0
     offers: int = 0
@@ -68,7 +70,7 @@ class Distributor:
                     began = time.thread_time()
         await self.written()
 
-    def _offer_piece(self, tp: TopicPartition, part: Partition, records: list[Received], at: int) -> int:
+    def _offer_piece(self, tp: TopicPartition, part: WatchedPartition, records: list[Received], at: int) -> int:
         """Offer the next records from index `at` on, as many as are little work; return the index behind them."""
         began = time.thread_time()
         piece = _piece(part, records, at)
@@ -84,7 +86,7 @@ class Distributor:
             part.topic.piece *= 2
         return at
 
-    def _offer(self, watch: Watch, tp: TopicPartition, part: Partition, piece: list[Received]) -> None:
+    def _offer(self, watch: Watch, tp: TopicPartition, part: WatchedPartition, piece: list[Received]) -> None:
         """Offer a piece, run by run, to the subscribers that one fan-out selects."""
         select_run = watch.select_run
         at = 0
@@ -103,7 +105,7 @@ class Distributor:
             at += count
 
     def _offer_run(
-        self, watch: Watch, tp: TopicPartition, part: Partition, run: list[Received], chosen: Chosen
+        self, watch: Watch, tp: TopicPartition, part: WatchedPartition, run: list[Received], chosen: Chosen
     ) -> None:
         """Offer a run of records to all of its subscribers."""
         behind, count = part.behind, len(run)
@@ -132,7 +134,7 @@ class Distributor:
                 self._fall_behind(part, watch, subscriber, tp, run[taken].offset)
 
 
-def _piece(part: Partition, records: list[Received], at: int) -> list[Received]:
+def _piece(part: WatchedPartition, records: list[Received], at: int) -> list[Received]:
     """Return the records from index `at` on that may be offered together; none when the first must be skipped."""
     if records[at].offset < part.position:
         return []  # since the fetch the watch has been renewed, at a later offset

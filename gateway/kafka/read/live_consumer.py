@@ -30,7 +30,7 @@ from gateway.kafka.driver.kafka_consumer import (
 )
 from gateway.kafka.driver.lifecycle import keep_consumer
 from gateway.kafka.read.distributor import Fetched
-from gateway.kafka.read.watched_topics import Partition
+from gateway.kafka.read.watched_topics import WatchedPartition
 from gateway.runtime.spawn import Spawn, keep_running
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,9 @@ class LiveConsumer(msgspec.Struct, eq=False):
     _kafka: ConsumerOptions
     _spawn: Spawn
     _lookup: Lookup
-    _partitions: Mapping[TopicPartition, Partition]  # the live reader's; it calls `change_assignment` after each change
+    _partitions: Mapping[
+        TopicPartition, WatchedPartition
+    ]  # the live reader's; it calls `change_assignment` after each change
     _hand_over: Callable[[Fetched], Awaitable[None]]
     gaps: int = 0  # records that retention had deleted before they were read
     assignments: int = 0  # how often the set of partitions was changed

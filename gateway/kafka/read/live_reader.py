@@ -23,7 +23,7 @@ from gateway.kafka.read.distributor import Distributor
 from gateway.kafka.read.live_consumer import LiveConsumer
 from gateway.kafka.read.metadata_follower import MetadataFollower
 from gateway.kafka.read.start_positions import Start, starting_offsets
-from gateway.kafka.read.watched_topics import LiveStatistics, Partition, PendingCatchUp, Topic, Watch
+from gateway.kafka.read.watched_topics import LiveStatistics, PendingCatchUp, Watch, WatchedPartition, WatchedTopic
 from gateway.runtime.spawn import Spawn
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ class LiveReader:
         """Open nothing before the first `watch`; `lookup` and `catch_up_reader` are stopped by their owner."""
         self._lookup = lookup
         self._catch_up_reader = catch_up_reader
-        self._topics: dict[str, Topic] = {}
-        self._partitions: dict[TopicPartition, Partition] = {}
+        self._topics: dict[str, WatchedTopic] = {}
+        self._partitions: dict[TopicPartition, WatchedPartition] = {}
         self._pending: dict[TopicPartition, dict[Subscriber, PendingCatchUp]] = {}  # catch-ups that wait for a leader
         self.distributor = Distributor(self._partitions, self._fall_behind)
         self._consumer = LiveConsumer(kafka, spawn, lookup, self._partitions, self.distributor.hand_over)
@@ -116,10 +116,10 @@ class LiveReader:
             self._metadata.await_leaders(waiting, called)
         return gone
 
-    def _topic(self, name: str) -> Topic:
+    def _topic(self, name: str) -> WatchedTopic:
         topic = self._topics.get(name)
         if topic is None:
-            topic = self._topics[name] = Topic(name, TopicIdentity(self._lookup.identity(name)))
+            topic = self._topics[name] = WatchedTopic(name, TopicIdentity(self._lookup.identity(name)))
         return topic
 
     def _add(self, fanout: Fanout, offsets: Mapping[TopicPartition, int], beginning: bool = False) -> None:
@@ -138,7 +138,7 @@ class LiveReader:
                 if known is None and partition in topic.leaderless:
                     since[partition.partition] = offset  # fan-outs that wait for its leader may want earlier records
                 elif known is None:
-                    topic.partitions[partition] = self._partitions[partition] = Partition(topic, offset)
+                    topic.partitions[partition] = self._partitions[partition] = WatchedPartition(topic, offset)
                     changed = True
                 elif offset > known.position:
                     since[partition.partition] = offset
@@ -148,7 +148,7 @@ class LiveReader:
         if changed:
             self._consumer.change_assignment()
 
-    def _rewind(self, partition: TopicPartition, part: Partition, offset: int) -> bool:
+    def _rewind(self, partition: TopicPartition, part: WatchedPartition, offset: int) -> bool:
         """Re-read a new topic's partition from its beginning for a new watch; existing watches skip the repetition.
 
         Not while a subscriber is behind: its catch-up ends at the live reader's position, which must not move back.
@@ -161,7 +161,7 @@ class LiveReader:
         for watch in part.topic.watches:
             watch.since[partition.partition] = max(part.position, watch.since.get(partition.partition, 0))
         # A new object: records that were fetched for the former one are not fanned out any more.
-        part.topic.partitions[partition] = Partition(part.topic, offset)
+        part.topic.partitions[partition] = WatchedPartition(part.topic, offset)
         if partition in self._partitions:
             self._partitions[partition] = part.topic.partitions[partition]
         self._consumer.seek(partition, offset)
@@ -356,7 +356,7 @@ class LiveReader:
             if (end := self._known_end(tp, part)) > part.position
         }
 
-    def _known_end(self, tp: TopicPartition, part: Partition) -> int:
+    def _known_end(self, tp: TopicPartition, part: WatchedPartition) -> int:
         return max(part.stored, self.end(tp) or 0)
 
     def statistics(self) -> LiveStatistics:
@@ -385,7 +385,7 @@ class LiveReader:
 
     def _fall_behind(  # noqa: PLR0917 - as `catch_up`
         self,
-        part: Partition,
+        part: WatchedPartition,
         watch: Watch,
         subscriber: Subscriber,
         partition: TopicPartition,
@@ -406,14 +406,14 @@ class LiveReader:
         self._fell_behind += 1
         self._catch_up_reader.start(reading)
 
-    def _remove(self, topic: Topic, partitions: list[TopicPartition]) -> None:
+    def _remove(self, topic: WatchedTopic, partitions: list[TopicPartition]) -> None:
         for partition in partitions:
             part = topic.partitions.pop(partition)
             self._partitions.pop(partition, None)
             self._cancel_readings(part)
         self._consumer.change_assignment()
 
-    def _restart_topic(self, topic: Topic) -> None:
+    def _restart_topic(self, topic: WatchedTopic) -> None:
         """Read a recreated topic from its beginning: all of its records are newer than the watches."""
         log.warning("live reader: %s was recreated; reading it from its beginning", topic.name)
         for part in topic.partitions.values():
@@ -426,7 +426,7 @@ class LiveReader:
                 self._partitions[partition] = part
             self._consumer.seek(partition, 0)
 
-    def _cancel_readings(self, part: Partition) -> None:
+    def _cancel_readings(self, part: WatchedPartition) -> None:
         self._cancel(part.behind.values())
 
     def _cancel(self, readings: Iterable[Reading]) -> None:

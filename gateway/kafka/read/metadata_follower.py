@@ -13,7 +13,7 @@ from aiokafka import TopicPartition
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.brokers import Brokers
-from gateway.kafka.read.watched_topics import Partition, Topic
+from gateway.kafka.read.watched_topics import WatchedPartition, WatchedTopic
 from gateway.runtime.spawn import Spawn
 
 log = logging.getLogger(__name__)
@@ -27,11 +27,13 @@ class MetadataFollower(msgspec.Struct, eq=False):
 
     _lookup: Lookup
     _spawn: Spawn
-    _topics: Mapping[str, Topic]  # that are watched
-    _read: MutableMapping[TopicPartition, Partition]  # their readable partitions; the live reader changes some too
+    _topics: Mapping[str, WatchedTopic]  # that are watched
+    _read: MutableMapping[
+        TopicPartition, WatchedPartition
+    ]  # their readable partitions; the live reader changes some too
     _changed: Callable[[], None]  # called when `_read` has changed
-    _deleted: Callable[[Partition], None]  # called for a partition that has been missing for `GONE_S`
-    _recreated: Callable[[Topic], None]  # called for a recreated topic, before its partitions are checked
+    _deleted: Callable[[WatchedPartition], None]  # called for a partition that has been missing for `GONE_S`
+    _recreated: Callable[[WatchedTopic], None]  # called for a recreated topic, before its partitions are checked
     # called for a partition that is read from now on and had no leader when its watch started
     _leader_found: Callable[[TopicPartition], None]
     _suspected_at: float = float("-inf")
@@ -132,13 +134,13 @@ class MetadataFollower(msgspec.Struct, eq=False):
                         led[tp] = topic.leaderless[tp]
                 elif tp not in topic.partitions:
                     # It appeared after the watch started, and so did its first record.
-                    self._include(tp, Partition(topic, 0))
+                    self._include(tp, WatchedPartition(topic, 0))
         if missing:
             self._recheck()
         if led and not self._stopped and (self._leading is None or self._leading.done()):
             self._leading = self._spawn(self._include_led(led))
 
-    def _include(self, tp: TopicPartition, part: Partition) -> None:
+    def _include(self, tp: TopicPartition, part: WatchedPartition) -> None:
         part.topic.partitions[tp] = self._read[tp] = part
         self._changed()
 
@@ -152,5 +154,5 @@ class MetadataFollower(msgspec.Struct, eq=False):
         for tp, offset in offsets.items():
             topic = self._topics.get(tp.topic)
             if topic is not None and topic.leaderless.pop(tp, None) is not None:
-                self._include(tp, Partition(topic, offset))
+                self._include(tp, WatchedPartition(topic, offset))
                 self._leader_found(tp)

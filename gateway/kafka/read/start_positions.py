@@ -12,7 +12,7 @@ from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 
 
-class Place(enum.Enum):
+class StartPosition(enum.Enum):
     """A position that every partition has."""
 
     BEGINNING = "beginning"  # the first record that still exists
@@ -38,7 +38,7 @@ class AtOffsets(msgspec.Struct, frozen=True):
     offsets: dict[int, int]
 
 
-Start = Place | AtOffset | AtTime | AtOffsets
+Start = StartPosition | AtOffset | AtTime | AtOffsets
 
 
 class BeyondEnd(Exception):  # noqa: N818 - an answer, not an error
@@ -46,7 +46,7 @@ class BeyondEnd(Exception):  # noqa: N818 - an answer, not an error
 
 
 async def starting_offsets(lookup: Lookup, topic: str, start: Start, partition: int | None = None) -> dict[int, int]:
-    """Return the offset to start at in each partition, or in `partition`; for `Place.END` none, as the watch finds it.
+    """Return the offset to start at in each partition, or in `partition`; none for END: the watch finds it.
 
     Raises:
         BeyondEnd: see there.
@@ -58,9 +58,9 @@ async def starting_offsets(lookup: Lookup, topic: str, start: Start, partition: 
         if wanted not in partitions:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{topic} has {len(partitions)} partitions")
         partitions = (wanted,)
-    if start is Place.END:
+    if start is StartPosition.END:
         return {}
-    if start is Place.BEGINNING:
+    if start is StartPosition.BEGINNING:
         found = dict.fromkeys(partitions, 0) | await lookup.beginnings(partitions, led=True)
     elif isinstance(start, AtOffsets):
         ends = await lookup.ends(partitions, led=True)
@@ -72,7 +72,7 @@ async def starting_offsets(lookup: Lookup, topic: str, start: Start, partition: 
     else:
         # The ends come first: records stored during the next request lie behind them.
         found = await lookup.ends(partitions)
-        if start is Place.LAST:
+        if start is StartPosition.LAST:
             firsts = await lookup.beginnings(partitions)
             found = {tp: max(first, found[tp] - 1) for tp, first in firsts.items()}
         elif isinstance(start, AtTime):

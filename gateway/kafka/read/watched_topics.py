@@ -42,10 +42,10 @@ class Watch:
 
 
 @dataclass(slots=True, eq=False)
-class Partition:
+class WatchedPartition:
     """The positions in one partition."""
 
-    topic: Topic
+    topic: WatchedTopic
     position: int  # the offset of the next record to fan out; all below were fanned out
     fetched: int = 0  # the offset of the next record to expect from the consumer
     stored: int = 0  # the log ends here or further on, as this process's own records show
@@ -66,7 +66,7 @@ class PendingCatchUp(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True, eq=False)
-class Topic:
+class WatchedTopic:
     """A topic's partitions and watches."""
 
     name: str
@@ -75,7 +75,7 @@ class Topic:
     watching: dict[Fanout, Watch] = field(default_factory=dict)
     _watches: tuple[Watch, ...] | None = ()
     piece: int = 1  # how many records are handed over together, adjusted to the work they cause
-    partitions: dict[TopicPartition, Partition] = field(default_factory=dict)
+    partitions: dict[TopicPartition, WatchedPartition] = field(default_factory=dict)
     # partitions without a leader when their watch started, and the time (ms) since when records are wanted
     leaderless: dict[TopicPartition, int] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ class Topic:
         The partitions become new objects: records that were fetched for the former ones are not fanned out any more.
         """
         for partition, part in self.partitions.items():
-            fresh = self.partitions[partition] = Partition(self, 0)
+            fresh = self.partitions[partition] = WatchedPartition(self, 0)
             fresh.missing_since = part.missing_since
         self.leaderless = dict.fromkeys(self.leaderless, 0)
         for watch in self.watches:

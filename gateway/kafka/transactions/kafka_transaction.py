@@ -26,7 +26,7 @@ from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.groups.delivery.assignment import AssignedPartition
 from gateway.kafka.groups.reader import GroupReader
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.kafka.transactions.transactional_producers import TransactionalProducer, TransactionalProducerPool
 from gateway.runtime.failures import failures
 from gateway.runtime.spawn import Spawn
@@ -59,7 +59,7 @@ class _Post(msgspec.Struct, eq=False):
 
     record: Record
     token: Any
-    sender: Sender
+    sender: RememberedSender
     size: int  # of key and value
 
 
@@ -118,7 +118,7 @@ class KafkaTransaction:
         self._must_discard = False  # the producer: its sequence may have a gap, or a result is unknown
         self._task: asyncio.Task[None] | None = None
 
-    def submit(self, record: Record, token: Any, sender: Sender) -> None:
+    def submit(self, record: Record, token: Any, sender: RememberedSender) -> None:
         """Accept a record of `sender`; `settle` receives its result later."""
         post = _Post(record, token, sender, len(record.key or b"") + len(record.value or b""))
         self._publisher.reserve(post.size)

@@ -21,7 +21,7 @@ from gateway.mqtt.connection.connack import (
 )
 from gateway.mqtt.connection.login import EnhancedAuthentication, identify, login_refusal
 from gateway.mqtt.connection.publishing import is_servers_own
-from gateway.mqtt.connection.services import Services
+from gateway.mqtt.connection.services import MqttServices
 from gateway.mqtt.connection.subscribing import ANSWER_S
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
@@ -61,12 +61,12 @@ class _RefusedError(Exception):
         self.properties = properties
 
 
-class Admission:
+class ConnectAdmission:
     """Admits or refuses one client, and re-authenticates it later."""
 
     __slots__ = ("_client", "_connection", "_enhanced", "_pump", "_services")
 
-    def __init__(self, client: ClientPort, connection: Connection, pump: Pump, services: Services) -> None:
+    def __init__(self, client: ClientPort, connection: Connection, pump: Pump, services: MqttServices) -> None:
         """`client` gets its client id, grant and limits as soon as they are known."""
         self._client = client
         self._connection = connection

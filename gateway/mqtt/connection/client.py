@@ -1,8 +1,8 @@
 """One MQTT connection as the gateway sees it: dispatch of received packets, pauses of reading, DISCONNECT.
 
-`Admission` takes the client from CONNECT to its session. State that outlives the connection is in the `Session`, which
-sends through it (`gateway.mqtt.session.client_port`). `Incoming` owns the records that the client publishes at QoS 0
-and 1.
+`ConnectAdmission` takes the client from CONNECT to its session. State that outlives the connection is in the `Session`,
+which sends through it (`gateway.mqtt.session.client_port`). `Incoming` owns the records that the client publishes at
+QoS 0 and 1.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import structlog
 
 from gateway.audit.trail import audit, where_of
 from gateway.mqtt.connection import connack
-from gateway.mqtt.connection.admission import Admission, Admitted
+from gateway.mqtt.connection.admission import Admitted, ConnectAdmission
 from gateway.mqtt.connection.present import report_offline, report_online
 from gateway.mqtt.connection.publishing import REFUSED, Incoming
-from gateway.mqtt.connection.services import Services
+from gateway.mqtt.connection.services import MqttServices
 from gateway.mqtt.connection.subscribing import subscribe, unsubscribe
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
@@ -26,7 +26,7 @@ from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
 from gateway.runtime.taps import taps
 from gateway.views.clients import CLOSED, CONNECTION_LOG, ClientView
-from gateway.views.flow import ConnectionFlow, Window, shown
+from gateway.views.flow import ConnectionFlow, FlowWindow, shown
 from gateway.views.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause, pauses
 from protocols.connection import ConnectionFailed
 from protocols.mqtt import packets
@@ -42,11 +42,11 @@ class Client(ClientPort):
 
     __slots__ = ("_admission", "_incoming", "_services", "_window_opened", "session")
 
-    def __init__(self, connection: Connection, services: Services) -> None:
+    def __init__(self, connection: Connection, services: MqttServices) -> None:
         super().__init__(connection, services.counters, services.self_delivery)
         self.session: Session | None = None
         self._services = services
-        self._admission: Admission | None = None  # during login, and as long as AUTH may follow
+        self._admission: ConnectAdmission | None = None  # during login, and as long as AUTH may follow
         self._incoming: Incoming | None = None
         self._window_opened = False
 
@@ -167,8 +167,8 @@ class Client(ClientPort):
             records=budget.records,
             unwritten=pump.unwritten,
             windows=[
-                Window("PUBLISH from the client", True, "", inbound.limit, inbound.free, inbound.used),
-                Window("PUBLISH to the client", False, "", outbound.limit, outbound.free, outbound.used, full),
+                FlowWindow("PUBLISH from the client", True, "", inbound.limit, inbound.free, inbound.used),
+                FlowWindow("PUBLISH to the client", False, "", outbound.limit, outbound.free, outbound.used, full),
             ],
             windows_total=2,
             paused=[] if shared is None else [shared],
@@ -261,7 +261,7 @@ class Client(ClientPort):
         """Process CONNECT or AUTH; return the events that the client had sent ahead of CONNACK."""
         pump = self._pump
         assert pump is not None
-        admission = self._admission = self._admission or Admission(self, self._connection, pump, self._services)
+        admission = self._admission = self._admission or ConnectAdmission(self, self._connection, pump, self._services)
         admitted = await admission.process(event)
         if pump.closed or not admission.continues:
             admission.end()

@@ -9,7 +9,7 @@ from typing import Any, Final
 from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.contracts import Result
 from gateway.limits.brakes import ReadingPause
-from gateway.mqtt.connection.services import Services
+from gateway.mqtt.connection.services import MqttServices
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.session.acks import STORED, AckQueue, Slot
 from gateway.mqtt.session.client_port import ClientPort
@@ -75,7 +75,7 @@ class Incoming:
         connection: Connection,
         session: Session,
         grant: Grant,
-        services: Services,
+        services: MqttServices,
         reading: ReadingPause | None = None,
     ) -> None:
         self.budget: ConnectionBudget = session.budget

@@ -21,7 +21,7 @@ from gateway.settings.config import MqttConfig
 from mapping.rules import Rules
 
 
-class Services(msgspec.Struct, frozen=True):
+class MqttServices(msgspec.Struct, frozen=True):
     """Shared parts of the process; `clock` returns seconds, `wall_clock` epoch milliseconds."""
 
     config: MqttConfig

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from gateway.kafka.contracts import Refused, in_time
-from gateway.mqtt.connection.services import Services
+from gateway.mqtt.connection.services import MqttServices
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import PendingRetained, SessionSubscription
@@ -39,7 +39,7 @@ _NAMES: Final = {
 _TOO_MUCH: Final = frozenset({Outcome.TOO_LARGE, Outcome.FULL})
 
 
-class _Answer:
+class _SubscribeAnswer:
     """The contents of a SUBACK: a code for each filter, and one reason string for all."""
 
     def __init__(self, count: int) -> None:
@@ -57,7 +57,7 @@ class _Answer:
 
 
 async def subscribe(
-    client: ClientPort, session: Session, connection: Connection, services: Services, event: packets.Subscribe
+    client: ClientPort, session: Session, connection: Connection, services: MqttServices, event: packets.Subscribe
 ) -> None:
     """Subscribe to each allowed filter; SUBACK is sent when messages stored from then on will be delivered.
 
@@ -66,7 +66,7 @@ async def subscribe(
     """
     identifiers = event.properties.subscription_identifiers if event.properties is not None else ()
     identifier = identifiers[0] if identifiers else 0
-    answer = _Answer(len(event.subscriptions))
+    answer = _SubscribeAnswer(len(event.subscriptions))
     allowed = _authorize(client, session, services, _prefixed(client, event.subscriptions), identifier, answer)
     shared = {
         index: subscription for index, subscription in allowed.items() if is_shared(subscription.options.topic_filter)
@@ -93,7 +93,7 @@ def _prefixed(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequ
     return [msgspec.structs.replace(one, topic_filter=names.filter(one.topic_filter)) for one in subscriptions]
 
 
-async def _save(client: ClientPort, session: Session, services: Services, new: Sequence[str] = ()) -> bool:
+async def _save(client: ClientPort, session: Session, services: MqttServices, new: Sequence[str] = ()) -> bool:
     """Store the session, if it is kept; without its `new` subscriptions if they are too much for it, or in all.
 
     Returns:
@@ -115,10 +115,10 @@ async def _save(client: ClientPort, session: Session, services: Services, new: S
 def _authorize(  # noqa: PLR0917 - the client and its request
     client: ClientPort,
     session: Session,
-    services: Services,
+    services: MqttServices,
     subscriptions: Sequence[Subscription],
     identifier: int,
-    answer: _Answer,
+    answer: _SubscribeAnswer,
 ) -> dict[int, SessionSubscription]:
     """Return the allowed subscriptions by their position in the SUBSCRIBE; refuse the others."""
     assert client.grant is not None
@@ -147,9 +147,9 @@ def _authorize(  # noqa: PLR0917 - the client and its request
 async def _hold(
     client: ClientPort,
     session: Session,
-    services: Services,
+    services: MqttServices,
     subscriptions: Mapping[int, SessionSubscription],
-    answer: _Answer,
+    answer: _SubscribeAnswer,
 ) -> None:
     """Have the router deliver to the session everything stored from now on."""
     if not subscriptions:
@@ -185,7 +185,7 @@ async def _hold(
         answer.codes[index] = options.qos
 
 
-async def _join(session: Session, subscriptions: Mapping[int, SessionSubscription], answer: _Answer) -> None:
+async def _join(session: Session, subscriptions: Mapping[int, SessionSubscription], answer: _SubscribeAnswer) -> None:
     """Join the shared subscriptions; a filter that occurs twice is joined in order."""
     indexes: dict[str, list[int]] = {}
     for index, subscription in subscriptions.items():
@@ -219,7 +219,7 @@ async def _remove(session: Session, topic_filter: str) -> bool:
 
 
 async def unsubscribe(
-    client: ClientPort, session: Session, connection: Connection, services: Services, event: packets.Unsubscribe
+    client: ClientPort, session: Session, connection: Connection, services: MqttServices, event: packets.Unsubscribe
 ) -> None:
     """Remove subscriptions; no new messages are delivered for them [MQTT-3.10.4-2]."""
     assert client.grant is not None

@@ -11,7 +11,7 @@ from gateway.kafka.contracts import Refused, in_time
 from gateway.mqtt.registry.crash_recovery import CrashRecovery
 from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.registry.takeover import Unanswered
-from gateway.mqtt.session.lifecycle import State
+from gateway.mqtt.session.lifecycle import SessionState
 from gateway.mqtt.session.session import Session
 from gateway.mqtt.state.records import NEVER, InflightRecord, PendingWill, SessionRecord, decode
 from mapping.outcomes import Outcome
@@ -89,7 +89,7 @@ class Opening:
             present = session is not None
             if session is None:
                 known = sessions.live.get(client_id) or sessions.record(client_id)
-                if sessions.state(client_id) is not State.ABSENT:
+                if sessions.state(client_id) is not SessionState.ABSENT:
                     sessions.end(client_id)
                 session = Session(client_id, principal, self._new_session_id(), sessions.parts, kept=expiry > 0)
                 session.epoch = known.epoch if known is not None else epoch
@@ -123,7 +123,7 @@ class Opening:
         assert former is not None
         try:
             # If the session has ended meanwhile, nothing has to be claimed.
-            if not await sessions.claim(client_id, RELEASE_S) and sessions.state(client_id) is not State.ABSENT:
+            if not await sessions.claim(client_id, RELEASE_S) and sessions.state(client_id) is not SessionState.ABSENT:
                 raise _taken()
         except Unanswered:
             if not clean_start:
@@ -137,7 +137,7 @@ class Opening:
         if session is not None and session.inbound_qos2 is not None and session.inbound_qos2.has_uncertain:
             await in_time(self._recovery.confirm(session.inbound_qos2), SCAN_S)
             session = sessions.live.get(client_id)
-            if session is None and sessions.state(client_id) not in {State.AWAY, State.ABSENT}:
+            if session is None and sessions.state(client_id) not in {SessionState.AWAY, SessionState.ABSENT}:
                 raise _taken()
         if session is not None:
             return session

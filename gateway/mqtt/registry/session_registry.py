@@ -19,7 +19,7 @@ from gateway.mqtt.registry.deadlines import Deadlines
 from gateway.mqtt.registry.heartbeats import Gateways
 from gateway.mqtt.registry.takeover import Claim, Unanswered, classify, is_released, merge_claims, others, taken_over
 from gateway.mqtt.registry.wills import Wills, due_at
-from gateway.mqtt.session.lifecycle import TABLE, Action, Event, State
+from gateway.mqtt.session.lifecycle import TABLE, Action, Event, SessionState
 from gateway.mqtt.session.session import Session, SessionParts
 from gateway.mqtt.state.records import (
     GATEWAY,
@@ -69,17 +69,17 @@ class Sessions:
 
     # states
 
-    def state(self, client_id: str) -> State:
+    def state(self, client_id: str) -> SessionState:
         """Return the state of a client id's session."""
         session = self.live.get(client_id)
         if session is not None:
             return session.state
         if client_id in self._claims:
-            return State.CLAIMING
+            return SessionState.CLAIMING
         record = self.record(client_id)
         if record is None:
-            return State.ABSENT
-        return State.AWAY if record.owner == self.owner else State.ELSEWHERE
+            return SessionState.ABSENT
+        return SessionState.AWAY if record.owner == self.owner else SessionState.ELSEWHERE
 
     def _on(self, client_id: str, event: Event) -> Action:
         """Change the state by the table, and return the action for the caller to do."""
@@ -88,7 +88,7 @@ class Sessions:
         if session is not None:
             session.state = after
             return action
-        if after is not State.CLAIMING:
+        if after is not SessionState.CLAIMING:
             claim = self._claims.pop(client_id, None)
             if claim is not None:
                 claim.lose()
@@ -206,7 +206,7 @@ class Sessions:
         assert record is not None
         if known is None or before is None or record.epoch >= before.epoch:
             self._store.inflight[client_id] = value
-        elif self.state(client_id) is State.AWAY:
+        elif self.state(client_id) is SessionState.AWAY:
             self._store.put(INFLIGHT, client_id, known)  # its writer did not know yet that we own the session
         return record.final
 
@@ -262,7 +262,7 @@ class Sessions:
         self._on(session.client_id, Event.CONNECT)
         self.saving.discard(session)
         self.live[session.client_id] = session
-        session.state = State.OPENING
+        session.state = SessionState.OPENING
         session.gone_at = None
 
     async def save(self, session: Session, *, claimed: bool = False) -> None:
@@ -295,7 +295,7 @@ class Sessions:
 
     def take_released(self, client_id: str) -> None:
         """Take over, without a claim, a session that its stopping gateway has released."""
-        if self.state(client_id) is not State.ELSEWHERE or client_id in self._handing_over:
+        if self.state(client_id) is not SessionState.ELSEWHERE or client_id in self._handing_over:
             return
         record = self.record(client_id)
         if record is not None and is_released(record, decode(InflightHead, self._store.inflight.get(client_id))):
@@ -350,7 +350,7 @@ class Sessions:
         `record` is from its former gateway; its predecessors have not answered. `clean`: that gateway has written its
         last in-flight record. A session that was released without a claim is not written here, but by its CONNECT.
         """
-        unasked = event is Event.RELEASED and self.state(client_id) is State.ELSEWHERE
+        unasked = event is Event.RELEASED and self.state(client_id) is SessionState.ELSEWHERE
         self._on(client_id, event)
         left = tuple(filter(self.gateways.is_alive, record.predecessors))
         ours = taken_over(record, self.owner, self._wall_clock(), clean=clean, predecessors=left)
@@ -467,7 +467,7 @@ class Sessions:
         """Process the due sessions in slices, since thousands may have disconnected at the same moment."""
         for client_id in due:
             yield
-            if self.state(client_id) not in {State.SAVING, State.AWAY}:
+            if self.state(client_id) not in {SessionState.SAVING, SessionState.AWAY}:
                 continue  # it reconnected, ended, or moved to another gateway
             session = self.live.get(client_id)
             record = session.describe() if session is not None else self.record(client_id)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mapping.mqtt.outgoing import Delivery, from_record
+from mapping.mqtt.outgoing import MqttDelivery, from_record
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt.encoding import PreparedPublish, encode_prepared, prepare_publish
@@ -14,11 +14,11 @@ from protocols.mqtt.packets import Version
 from protocols.mqtt.properties import Properties
 
 
-class _Message(msgspec.Struct, eq=False):
+class _RoutedMessage(msgspec.Struct, eq=False):
     """The cached forms of one record."""
 
     record: Received
-    delivery: Delivery | None  # None: the record has no MQTT topic name
+    delivery: MqttDelivery | None  # None: the record has no MQTT topic name
     prepared: dict[Version, PreparedPublish] = {}
 
 
@@ -35,8 +35,8 @@ class Messages:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._run: dict[int, _Message] = {}  # by `id`
-        self._last: _Message | None = None
+        self._run: dict[int, _RoutedMessage] = {}  # by `id`
+        self._last: _RoutedMessage | None = None
         # the last run, and its packets by whether the version is 5.0 and whether RETAIN is set
         self._packets: tuple[Sequence[Received] | None, dict[tuple[bool, bool], Packets | None]] = (None, {})
 
@@ -47,18 +47,18 @@ class Messages:
         if found is not None and found.record is first:
             self._run[id(first)] = found  # it was mapped already to find the end of the last run
 
-    def peek(self, record: Received) -> Delivery | None:
+    def peek(self, record: Received) -> MqttDelivery | None:
         """Return `delivery` of a record of this run or of the next one."""
         found = self._run.get(id(record))
         if found is None or found.record is not record:
-            found = self._run[id(record)] = _Message(record, from_record(record, self._rules))
+            found = self._run[id(record)] = _RoutedMessage(record, from_record(record, self._rules))
         return found.delivery
 
-    def delivery(self, record: Received) -> Delivery | None:
+    def delivery(self, record: Received) -> MqttDelivery | None:
         """Return the record's MQTT form, or None if it has no MQTT topic name."""
         return self._find(record).delivery
 
-    def prepared(self, record: Received, delivery: Delivery, version: Version) -> PreparedPublish:
+    def prepared(self, record: Received, delivery: MqttDelivery, version: Version) -> PreparedPublish:
         """Return the encoded PUBLISH that all receivers of one version share; the record must have no expiry."""
         prepared = self._find(record).prepared
         found = prepared.get(version)
@@ -66,7 +66,7 @@ class Messages:
             found = prepared[version] = self.prepare(delivery, delivery.properties, version)
         return found
 
-    def prepare(self, delivery: Delivery, properties: Properties | None, version: Version) -> PreparedPublish:
+    def prepare(self, delivery: MqttDelivery, properties: Properties | None, version: Version) -> PreparedPublish:
         """Encode a PUBLISH with these properties, and with the topic as receivers see it (without tenant prefix)."""
         return prepare_publish(self._rules.own_name(delivery.topic), delivery.payload, properties, version)
 
@@ -98,11 +98,11 @@ class Messages:
             packets.append(encode_prepared(self.prepared(record, delivery, version), retain=retain))
         return Packets(b"".join(packets), max(map(len, packets)), topic)
 
-    def _find(self, record: Received) -> _Message:
+    def _find(self, record: Received) -> _RoutedMessage:
         found = self._run.get(id(record))
         if found is not None and found.record is record:
             return found
         found = self._last
         if found is None or found.record is not record:
-            found = self._last = _Message(record, from_record(record, self._rules))
+            found = self._last = _RoutedMessage(record, from_record(record, self._rules))
         return found

@@ -19,9 +19,9 @@ import msgspec
 from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
-from gateway.mqtt.routing.retained_entry import ENTRY_BYTES, Entry, content_bytes
+from gateway.mqtt.routing.retained_entry import ENTRY_BYTES, RetainedEntry, content_bytes
 from gateway.runtime.spawn import Spawn, keep_running
-from mapping.mqtt.outgoing import Delivery, from_record
+from mapping.mqtt.outgoing import MqttDelivery, from_record
 from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, MQTT_EXCHANGE, MQTT_RETAIN, MQTT_TOPIC, Headers, Received, Record, text_of
 from mapping.rules import Rules
@@ -54,7 +54,7 @@ Position = tuple[int, int]
 class Kept(msgspec.Struct, frozen=True):
     """A retained message for delivery, and its version: the position of its record in `__trivium_retained`."""
 
-    delivery: Delivery
+    delivery: MqttDelivery
     partition: int
     offset: int
 
@@ -151,7 +151,7 @@ class Retained:
         self._spawn = spawn
         self._wall_clock = wall_clock
         self._table = state.open(name, self._apply, self._restarted, self._reread)
-        self._kept: dict[str, Entry] = {}
+        self._kept: dict[str, RetainedEntry] = {}
         self._names = NameTrie()
         self._bytes = 0
         self._applied: dict[int, int] = {}  # partition -> offset of the last record read
@@ -337,9 +337,9 @@ class Retained:
         self._tombstones.pop(name, None)
         for stale in self._stale.values():
             stale.discard(name)
-        entry: Entry | None = None
+        entry: RetainedEntry | None = None
         if value:
-            entry = Entry.of(partition, offset, timestamp, value, headers)
+            entry = RetainedEntry.of(partition, offset, timestamp, value, headers)
             if entry.is_over(self._wall_clock()):
                 self._plan_tombstone(name, entry)
                 entry = None
@@ -356,7 +356,7 @@ class Retained:
         self._kept[name] = entry
         self._count(name, entry, 1)
 
-    def _count(self, name: str, entry: Entry, sign: int) -> None:
+    def _count(self, name: str, entry: RetainedEntry, sign: int) -> None:
         """Count an entry that is added (1) or removed (-1)."""
         size = sign * entry.size(name)
         self._bytes += size
@@ -366,7 +366,7 @@ class Retained:
         if not owned.messages:
             del self._owners[entry.owner]
 
-    def _remove(self, name: str, entry: Entry) -> None:
+    def _remove(self, name: str, entry: RetainedEntry) -> None:
         del self._kept[name]
         for stale in self._stale.values():
             stale.discard(name)
@@ -457,7 +457,7 @@ class Retained:
                 # Without an owner: a message that is not deleted now is found again at the next start.
                 self._table.write(name.encode(), None, owner=None, partition=partition)
 
-    def _plan_tombstone(self, name: str, entry: Entry) -> None:
+    def _plan_tombstone(self, name: str, entry: RetainedEntry) -> None:
         assert entry.expires is not None
         self._tombstones[name] = (entry.expires + GRACE_MS, entry.partition)
 

@@ -17,12 +17,14 @@ from mapping.record import EXPIRY, GW_OWNER, MQTT_RETAIN, MQTT_TOPIC, Headers, R
 ENTRY_BYTES: Final = 500
 """Bytes counted for a message in addition to its topic, payload and headers."""
 
-_DROPPED: Final = frozenset({MQTT_TOPIC, MQTT_RETAIN, GW_OWNER})  # implied by the key, the topic and `Entry.owner`
+_DROPPED: Final = frozenset(
+    {MQTT_TOPIC, MQTT_RETAIN, GW_OWNER}
+)  # implied by the key, the topic and `RetainedEntry.owner`
 _pack = msgspec.msgpack.encode
 _unpack = msgspec.msgpack.Decoder(tuple[bytes, Headers]).decode
 
 
-class Entry(msgspec.Struct, gc=False):
+class RetainedEntry(msgspec.Struct, gc=False):
     """One retained message."""
 
     partition: int
@@ -33,7 +35,7 @@ class Entry(msgspec.Struct, gc=False):
     owner: str = ""  # the principal that it counts for; "" if unknown
 
     @classmethod
-    def of(cls, partition: int, offset: int, timestamp: int, value: bytes, headers: Headers) -> Entry:
+    def of(cls, partition: int, offset: int, timestamp: int, value: bytes, headers: Headers) -> RetainedEntry:
         """Create the entry of a record with this payload."""
         packed = _pack((value, tuple(header for header in headers if header[0] not in _DROPPED)))
         expiries = [value for name, value in headers if name == EXPIRY and value is not None]

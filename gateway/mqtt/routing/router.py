@@ -23,7 +23,7 @@ from gateway.mqtt.routing.needed_topics import needed_topics
 from gateway.mqtt.state.records import Offsets, SessionSubscription
 from gateway.runtime.failures import failures
 from gateway.runtime.spawn import keep_running
-from mapping.mqtt.outgoing import Delivery
+from mapping.mqtt.outgoing import MqttDelivery
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt.topics import SubscriptionTrie
@@ -363,7 +363,7 @@ class Router:
         return plan.outboxes, behind - at
 
     def _select_checked(
-        self, plan: _Plan, shape: _Shape, record: Received, delivery: Delivery
+        self, plan: _Plan, shape: _Shape, record: Received, delivery: MqttDelivery
     ) -> Collection[tuple[AnySubscriber, Match]]:
         """Return a plan's outboxes, after checking the subscriptions that may not get the message."""
         outboxes = list(plan.outboxes)
@@ -448,7 +448,7 @@ class Router:
                 await asyncio.sleep(AGAIN_S)
 
 
-def combine(delivery: Delivery, client_id: str, subscriptions: Iterable[SessionSubscription]) -> Match | None:
+def combine(delivery: MqttDelivery, client_id: str, subscriptions: Iterable[SessionSubscription]) -> Match | None:
     """Combine all matching subscriptions of a session into one delivery.
 
     Returns None if all of them have No Local and the session published the message itself [MQTT-3.8.3-3].

@@ -27,7 +27,7 @@ from gateway.mqtt.routing.router import Match, combine
 from gateway.mqtt.routing.share_starts import ShareStarts, Start
 from gateway.mqtt.state.records import SessionSubscription
 from gateway.runtime import turns
-from mapping.mqtt.outgoing import Delivery
+from mapping.mqtt.outgoing import MqttDelivery
 from mapping.record import Received
 from mapping.rules import Rules
 from protocols.mqtt.topics import Shared, SubscriptionTrie
@@ -51,7 +51,7 @@ class SharedSubscriber(Protocol):
     def takes_more(self) -> bool:
         """Whether messages can be sent now (QoS 0)."""
 
-    def send_shared(self, record: Received, match: Match, share: Share) -> None:
+    def send_shared(self, record: Received, match: Match, share: ShareMember) -> None:
         """Send the record, for which there is capacity, and later call exactly one of these.
 
         `share.done`: acknowledged (QoS 0: sent), refused by the client [MQTT-4.8.2-6], or expired.
@@ -60,7 +60,7 @@ class SharedSubscriber(Protocol):
         """
 
 
-class Share:
+class ShareMember:
     """A session's membership in a shared subscription, as a `gateway.kafka.contracts.Subscriber` of the group."""
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Share:
         subscriber: SharedSubscriber,
         shared: Shared,
         subscription: SessionSubscription,
-        delivery: Callable[[Received], Delivery | None],
+        delivery: Callable[[Received], MqttDelivery | None],
     ) -> None:
         self.group = shared.group  # the share name
         self.topic_filter = shared.topic_filter  # without `$share/` and the share name
@@ -166,7 +166,7 @@ class _Filter(msgspec.Struct, eq=False):
     """A shared subscription: a filter of a group, its members, and the Kafka topics that it needs."""
 
     subscription_filter: SubscriptionFilter
-    shares: dict[SharedSubscriber, Share] = {}
+    shares: dict[SharedSubscriber, ShareMember] = {}
     start: Start | None = None  # where it began; None before the first member joins
     beginning: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)  # held while this is found
     topics: frozenset[str] = msgspec.field(default_factory=frozenset)
@@ -221,7 +221,7 @@ class Sharing:
         groups: Groups,
         rules: Rules,
         topics: Topics,
-        delivery: Callable[[Received], Delivery | None],
+        delivery: Callable[[Received], MqttDelivery | None],
         starts: ShareStarts,
     ) -> None:
         """`delivery` maps a record to its MQTT form (`Messages.delivery`)."""
@@ -232,12 +232,12 @@ class Sharing:
         self._names: dict[str, _Group] = {}
         self._starts = starts
         # limits the memberships ended per event loop iteration: a connection may end with thousands
-        self.leaving = turns.Share()
+        self.leaving = turns.TurnShare()
         topics.watch(self._topics_changed)
 
     async def join(
         self, subscriber: SharedSubscriber, shared: Shared, subscription: SessionSubscription, client: str = ""
-    ) -> Share:
+    ) -> ShareMember:
         """Make a session a member of a shared subscription; if it is one already, replace its options.
 
         `client` is counted for a group without members (`Groups.join`).
@@ -256,13 +256,13 @@ class Sharing:
             one = group.filter(shared.topic_filter)
             share = one.shares.get(subscriber)
             if share is None:
-                share = one.shares[subscriber] = Share(self, subscriber, shared, subscription, self._delivery)
+                share = one.shares[subscriber] = ShareMember(self, subscriber, shared, subscription, self._delivery)
             share.subscription = subscription
             if await share.enter(functools.partial(self._enter, share, one, client)):
                 share.wake()
                 return share
 
-    async def _enter(self, share: Share, one: _Filter, client: str) -> Membership:
+    async def _enter(self, share: ShareMember, one: _Filter, client: str) -> Membership:
         topics = (await needed_topics((share.topic_filter,), self._rules, self._topics))[share.topic_filter]
         if isinstance(topics, Refused):
             raise topics.bare()
@@ -285,8 +285,8 @@ class Sharing:
         place = self._rules.kafka_filter(topic_filter)
         return place is not None and place[0] == topic
 
-    def forget(self, subscriber: SharedSubscriber, share: Share) -> None:
-        """Remove a member; called by `Share.leave`."""
+    def forget(self, subscriber: SharedSubscriber, share: ShareMember) -> None:
+        """Remove a member; called by `ShareMember.leave`."""
         group = self._names[share.group]
         one = group.filters[share.topic_filter]
         del one.shares[subscriber]

@@ -16,7 +16,7 @@ from gateway.mqtt.counters import Counters
 from gateway.mqtt.routing.messages import Messages
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Match
-from gateway.mqtt.routing.shared_groups import Share
+from gateway.mqtt.routing.shared_groups import ShareMember
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.inflight import InflightMessages
 from gateway.mqtt.session.journal import Journal
@@ -25,7 +25,7 @@ from gateway.mqtt.session.self_delivery import OwnCopies
 from gateway.mqtt.session.subscriptions import Subscriptions
 from gateway.mqtt.state.records import PUBACK, PUBCOMP, PUBREC, InflightMessage, PendingRetained, SessionSubscription
 from gateway.runtime.turns import in_turns
-from mapping.mqtt.outgoing import Delivery, for_subscriber
+from mapping.mqtt.outgoing import MqttDelivery, for_subscriber
 from mapping.record import Received
 from protocols.mqtt.encoding import PreparedPublish
 from protocols.mqtt.packets import Subscription
@@ -68,7 +68,7 @@ class Deliveries:
         self.copies: OwnCopies | None = None  # finds the client's own messages that come too early, if configured
         self.inflight = inflight
         # those from consumer groups, sent but not settled, by packet identifier and with their QoS
-        self._given: dict[int, tuple[Share, Received, int]] = {}
+        self._given: dict[int, tuple[ShareMember, Received, int]] = {}
         self._journal = journal
         self._subscriptions = subscriptions
         self._feed = feed
@@ -76,7 +76,7 @@ class Deliveries:
         self._rereading = False  # some of the log is read again after a reconnect
         self._retained: RetainedQueue | None = None
         # Deliveries that have a packet identifier and wait for the journal; with their origin if from a group.
-        self._unsent: dict[int, tuple[Share, Received] | None] = {}
+        self._unsent: dict[int, tuple[ShareMember, Received] | None] = {}
 
     # attaching and detaching a connection
 
@@ -103,7 +103,7 @@ class Deliveries:
                     self._abandon(entry)
             self._rereading = self.inflight.is_rereading
 
-    def give_up(self, share: Share) -> None:
+    def give_up(self, share: ShareMember) -> None:
         """Give deliveries in flight back to a group, except what was sent at QoS 2 [MQTT-4.8.2-5]."""
         for packet_id, (other, record, qos) in list(self._given.items()):
             if other is share:
@@ -314,7 +314,7 @@ class Deliveries:
         if client.send(message, entry.stage, retain=retain, dup=True, packet_id=packet_id) is None:
             self._abandon(entry)
 
-    def send_shared(self, record: Received, match: Match, share: Share) -> None:
+    def send_shared(self, record: Received, match: Match, share: ShareMember) -> None:
         """Send one message of a group (contract: `gateway.mqtt.routing.shared_groups.SharedSubscriber`)."""
         client, delivery = self.client, self._parts.messages.delivery(record)
         if client is None or not client.is_open or delivery is None:
@@ -333,7 +333,7 @@ class Deliveries:
                 share.done(record)
 
     def _deliver(
-        self, record: Received, delivery: Delivery, match: Match, *, dup: bool = False, name: str = ""
+        self, record: Received, delivery: MqttDelivery, match: Match, *, dup: bool = False, name: str = ""
     ) -> None:
         """Send one message; one that is expired, too large or not allowed is skipped and counts as delivered."""
         client = self.client
@@ -354,7 +354,7 @@ class Deliveries:
         *,
         dup: bool = False,
         name: str = "",
-        share: Share | None = None,
+        share: ShareMember | None = None,
     ) -> int | None:
         """Send one message after all checks.
 
@@ -388,7 +388,7 @@ class Deliveries:
             self._parts.touched.add(self._journal)
         return packet_id
 
-    def _prepare(self, record: Received, delivery: Delivery, match: Match) -> PreparedPublish | None:
+    def _prepare(self, record: Received, delivery: MqttDelivery, match: Match) -> PreparedPublish | None:
         """Return the encoded message, or None if it has expired [MQTT-3.3.2-5]."""
         parts = self._parts
         assert self.client is not None
@@ -399,7 +399,7 @@ class Deliveries:
             return None
         return self._message(delivery, match.identifiers)
 
-    def _message(self, delivery: Delivery, identifiers: tuple[int, ...]) -> PreparedPublish:
+    def _message(self, delivery: MqttDelivery, identifiers: tuple[int, ...]) -> PreparedPublish:
         assert self.client is not None
         now_ms = self._parts.wall_clock() if delivery.expires is not None else 0
         properties = for_subscriber(delivery, identifiers, now_ms)

@@ -25,7 +25,7 @@ NO_TOPIC: Final = ""
 """Replaces the topic name of a delivery in flight whose topic was deleted."""
 
 
-class Verdict(msgspec.Struct, frozen=True, gc=False):
+class Rereading(msgspec.Struct, frozen=True, gc=False):
     """The classification of a record that is read again."""
 
     entry: InflightMessage | None = None  # in flight: resend it as this delivery
@@ -34,9 +34,9 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     lost: tuple[InflightMessage, ...] = ()  # deliveries in flight whose records are no longer in the log
 
 
-NEW = Verdict()
-FINISHED = Verdict(finished=True)
-UNCLEAR = Verdict(unclear=True)
+NEW = Rereading()
+FINISHED = Rereading(finished=True)
+UNCLEAR = Rereading(unclear=True)
 
 
 class InflightMessages:
@@ -187,7 +187,7 @@ class InflightMessages:
         """Whether some of the log is still read again."""
         return bool(self._offered)
 
-    def classify(self, record: Received) -> Verdict:
+    def classify(self, record: Received) -> Rereading:
         """Classify a record that is read again; call it once for each record, when it can be sent."""
         place = (record.topic, record.partition)
         offered = self._offered.get(place)
@@ -203,7 +203,7 @@ class InflightMessages:
             return msgspec.structs.replace(self.classify(record), lost=tuple(lost))
         if waiting and waiting[0].offset == record.offset:
             entry = waiting.popleft()
-            return Verdict(entry) if self._is_unsent(entry) else FINISHED
+            return Rereading(entry) if self._is_unsent(entry) else FINISHED
         if record.offset < offered:
             return FINISHED
         if record.timestamp <= self._unclear_until:

@@ -10,7 +10,7 @@ import enum
 from typing import Final
 
 
-class State(enum.IntEnum):
+class SessionState(enum.IntEnum):
     """The state of a client id's session, as this process knows it."""
 
     ABSENT = 0  # there is no session
@@ -67,10 +67,10 @@ class Action(enum.IntEnum):
     WRITE = 17  # overwrite it with our record
 
 
-_S, _E, _A = State, Event, Action
+_S, _E, _A = SessionState, Event, Action
 
 
-def _without_object(state: State, *, ours: bool) -> dict[Event, tuple[Action, State]]:
+def _without_object(state: SessionState, *, ours: bool) -> dict[Event, tuple[Action, SessionState]]:
     """Return the reactions to other gateways' records without a `Session` here; `ours`: we wrote the last record."""
     return {
         _E.CLAIMED: (_A.RELEASE, _S.ELSEWHERE),
@@ -80,7 +80,7 @@ def _without_object(state: State, *, ours: bool) -> dict[Event, tuple[Action, St
     }
 
 
-def _object(state: State) -> dict[Event, tuple[Action, State]]:
+def _object(state: SessionState) -> dict[Event, tuple[Action, SessionState]]:
     """Return the reactions with a `Session` here: hand it over to a newer writer, overwrite a deletion."""
     return {
         _E.CLAIMED: (_A.HAND_OVER, _S.ELSEWHERE),
@@ -90,7 +90,7 @@ def _object(state: State) -> dict[Event, tuple[Action, State]]:
     }
 
 
-TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
+TABLE: Final[dict[SessionState, dict[Event, tuple[Action, SessionState]]]] = {
     _S.ABSENT: {
         _E.CONNECT: (_A.CREATE, _S.OPENING),
         _E.CLAIMED: (_A.RELEASE, _S.ELSEWHERE),

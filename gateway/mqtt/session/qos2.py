@@ -27,7 +27,7 @@ from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.journal import Journal
-from gateway.mqtt.session.qos2_states import TABLE, Action, Event, State
+from gateway.mqtt.session.qos2_states import TABLE, Qos2Action, Qos2Event, Qos2State
 from gateway.mqtt.session.self_delivery import OwnCopies, SelfDelivery
 from gateway.mqtt.state.records import InflightRecord, Offsets
 from gateway.runtime.failures import failures
@@ -36,17 +36,17 @@ from mapping.record import MQTT_EXCHANGE, Record
 
 HELD_OVERHEAD: Final = 64  # bytes counted for a held record, beside its key and value
 _STORED: Final = Result(Outcome.STORED)
-_HAS_RECORD: Final = frozenset({State.STORED, State.COPYING})  # the client may still send PUBLISH again
+_HAS_RECORD: Final = frozenset({Qos2State.STORED, Qos2State.COPYING})  # the client may still send PUBLISH again
 # Looked up once: Python 3.11 takes 0.2 us for a member of an enumeration.
-_PUBLISH, _PUBREL, _COPIED, _PERSISTED = Event.PUBLISH, Event.PUBREL, Event.COPIED, Event.PERSISTED
-_STORED_NOW, _REFUSED_NOW = Event.STORED, Event.REFUSED
-_SEND_PUBREC, _REFUSE, _AWAIT_COPY = Action.PUBREC, Action.REFUSE, Action.AWAIT_COPY
-_PUBREC_AWAIT_COPY, _PERSIST, _PUBCOMP = Action.PUBREC_AWAIT_COPY, Action.PERSIST, Action.PUBCOMP
-_ENDED: Final = State.ENDED
-_STORING: Final = TABLE[State.ENDED][Event.PUBLISH][1]
+_PUBLISH, _PUBREL, _COPIED, _PERSISTED = Qos2Event.PUBLISH, Qos2Event.PUBREL, Qos2Event.COPIED, Qos2Event.PERSISTED
+_STORED_NOW, _REFUSED_NOW = Qos2Event.STORED, Qos2Event.REFUSED
+_SEND_PUBREC, _REFUSE, _AWAIT_COPY = Qos2Action.PUBREC, Qos2Action.REFUSE, Qos2Action.AWAIT_COPY
+_PUBREC_AWAIT_COPY, _PERSIST, _PUBCOMP = Qos2Action.PUBREC_AWAIT_COPY, Qos2Action.PERSIST, Qos2Action.PUBCOMP
+_ENDED: Final = Qos2State.ENDED
+_STORING: Final = TABLE[Qos2State.ENDED][Qos2Event.PUBLISH][1]
 
 
-class StartOffsets:
+class Qos2Offsets:
     """Offsets, per partition of the known topics, at or above which all future records are stored."""
 
     def __init__(self, lookup: Lookup) -> None:
@@ -86,14 +86,14 @@ class InboundMessage(msgspec.Struct, eq=False):
     packet_id: int
     sequence: int  # number of the QoS 2 message within the session
     topic: str = ""  # Kafka topic
-    state: State = _ENDED  # changed only by `on`
+    state: Qos2State = _ENDED  # changed only by `on`
     retained: str = ""  # MQTT topic of a message to be retained
     slots: list[Slot] = []  # one for each PUBLISH; it may be repeated before Kafka answers
     self_delivered: bool = False  # the session itself gets a copy, before PUBCOMP; see `self_delivery`
     place: tuple[int, int] | None = None  # partition and offset, if `self_delivered`
     connection: ClientPort | None = None  # the one that sent PUBREL last
 
-    def on(self, event: Event) -> Action:
+    def on(self, event: Qos2Event) -> Qos2Action:
         """Change the state by the table, and return the action for the caller to do."""
         action, self.state = TABLE[self.state][event]
         return action
@@ -104,7 +104,7 @@ class Qos2Parts(msgspec.Struct, frozen=True):
 
     publisher: Publisher
     retained: Retained  # publishes messages to be retained
-    start_offsets: StartOffsets
+    start_offsets: Qos2Offsets
     spawn: Callable[[Coroutine[Any, Any, None]], object]  # starts a task of the application
     self_delivery: SelfDelivery | None = None  # delays PUBCOMP until the session's own copy is sent, if configured
 
@@ -150,7 +150,7 @@ class InboundQos2:
     def restore(self, record: InflightRecord) -> None:
         """Start with the contents of an in-flight record; recovery must have scanned the log already."""
         self._known = {
-            packet_id: InboundMessage(packet_id, sequence, state=State.STORED)
+            packet_id: InboundMessage(packet_id, sequence, state=Qos2State.STORED)
             for packet_id, sequence in record.open.items()
         }
         self._next = max((record.low_water_mark, *(sequence + 1 for sequence in record.released)))
@@ -160,7 +160,7 @@ class InboundQos2:
         uncertain, self._uncertain = self._uncertain, {}
         for packet_id, sequence in found:
             if uncertain.get(packet_id) == sequence and packet_id not in self._known:
-                self._known[packet_id] = InboundMessage(packet_id, sequence, state=State.STORED)
+                self._known[packet_id] = InboundMessage(packet_id, sequence, state=Qos2State.STORED)
 
     def describe(self, *, leaving: bool) -> dict[str, Any]:
         """Return this state's fields of the in-flight record; `leaving`: the session has no connection."""

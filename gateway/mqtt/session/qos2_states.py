@@ -10,7 +10,7 @@ import enum
 from typing import Final
 
 
-class State(enum.IntEnum):
+class Qos2State(enum.IntEnum):
     """The state of a message; an `IntEnum`, since its members are hashed for each message."""
 
     ENDED = 0  # no message: the identifier is free
@@ -21,7 +21,7 @@ class State(enum.IntEnum):
     COMPLETING = 5  # the in-flight record without the message is being written; PUBCOMP follows
 
 
-class Event(enum.IntEnum):
+class Qos2Event(enum.IntEnum):
     """An event for a message."""
 
     PUBLISH = 0
@@ -32,7 +32,7 @@ class Event(enum.IntEnum):
     PERSISTED = 5  # the in-flight record without the message is stored, or the session has none
 
 
-class Action(enum.IntEnum):
+class Qos2Action(enum.IntEnum):
     """The gateway's reaction."""
 
     NOTHING = 0
@@ -46,8 +46,8 @@ class Action(enum.IntEnum):
     PUBCOMP = 8
 
 
-_S, _E, _A = State, Event, Action
-TABLE: Final[dict[State, dict[Event, tuple[Action, State]]]] = {
+_S, _E, _A = Qos2State, Qos2Event, Qos2Action
+TABLE: Final[dict[Qos2State, dict[Qos2Event, tuple[Qos2Action, Qos2State]]]] = {
     _S.ENDED: {
         _E.PUBLISH: (_A.STORE, _S.STORING),
         _E.PUBREL: (_A.PUBCOMP, _S.ENDED),  # ended before, and PUBCOMP was lost [MQTT-4.3.3-11]

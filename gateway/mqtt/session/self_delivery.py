@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.kafka.read.live_reader import LiveReader
-from mapping.mqtt.outgoing import Delivery
+from mapping.mqtt.outgoing import MqttDelivery
 from mapping.record import Received
 
 Callback = tuple[Callable[[Any], None], Any]
@@ -143,7 +143,7 @@ class OwnCopies:
         early, self._early = self._early, None
         return early is not None
 
-    def is_early(self, record: Received, delivery: Delivery) -> bool:
+    def is_early(self, record: Received, delivery: MqttDelivery) -> bool:
         """Whether the record to be sent next is an own copy whose PUBREC is not due yet."""
         if not self._open or delivery.qos != 2 or delivery.client != self._client_id:
             return False

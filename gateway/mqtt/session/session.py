@@ -21,7 +21,7 @@ from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.deliveries import Deliveries, DeliveryParts
 from gateway.mqtt.session.inflight import NO_TOPIC, InflightMessages
 from gateway.mqtt.session.journal import Journal
-from gateway.mqtt.session.lifecycle import State
+from gateway.mqtt.session.lifecycle import SessionState
 from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts
 from gateway.mqtt.session.self_delivery import OwnCopies
 from gateway.mqtt.session.shared import ShareParts, Shares, is_refused
@@ -122,7 +122,7 @@ class Session:
         self.client_id = client_id
         self.principal = principal
         self.session_id = session_id
-        self.state = State.OPENING  # changed only by `gateway.mqtt.registry.session_registry`
+        self.state = SessionState.OPENING  # changed only by `gateway.mqtt.registry.session_registry`
         self.epoch = 0
         self.expiry = 0
         self.gone_at: int | None = None
@@ -198,7 +198,7 @@ class Session:
         """Return the current in-flight record."""
         assert self._inflight is not None
         store, inbound_qos2 = self._parts.store, self.inbound_qos2
-        released = store.leaving and self.state is State.SAVING and not self._sends
+        released = store.leaving and self.state is SessionState.SAVING and not self._sends
         return InflightRecord(
             session_id=self.session_id,
             epoch=self.epoch,

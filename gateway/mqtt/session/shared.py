@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from gateway.kafka.contracts import Refused
-from gateway.mqtt.routing.shared_groups import Share, SharedSubscriber, Sharing
+from gateway.mqtt.routing.shared_groups import SharedSubscriber, ShareMember, Sharing
 from gateway.mqtt.session.deliveries import Deliveries
 from gateway.mqtt.state.records import SessionSubscription
 from gateway.runtime.failures import failures
@@ -47,7 +47,7 @@ class Shares:
 
     def __init__(self, deliveries: Deliveries, parts: ShareParts) -> None:
         self.subscriptions: dict[str, SessionSubscription] = {}  # by filter; joined or not
-        self._joined: dict[str, Share] = {}
+        self._joined: dict[str, ShareMember] = {}
         self._deliveries = deliveries
         self._parts = parts
 
@@ -58,7 +58,7 @@ class Shares:
             self._joined[subscription.options.topic_filter] = share
             self.subscriptions[subscription.options.topic_filter] = subscription
 
-    async def _enter(self, subscription: SessionSubscription) -> Share | None:
+    async def _enter(self, subscription: SessionSubscription) -> ShareMember | None:
         """Join the group; return None if the connection has ended meanwhile."""
         shared = parse_share(subscription.options.topic_filter)
         assert shared is not None

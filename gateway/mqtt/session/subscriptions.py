@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.mqtt.routing.router import Match, combine
 from gateway.mqtt.state.records import Backlog, Offsets, SessionSubscription
-from mapping.mqtt.outgoing import Delivery
+from mapping.mqtt.outgoing import MqttDelivery
 from mapping.record import Received
 from protocols.mqtt.topics import SubscriptionTrie
 
@@ -44,7 +44,7 @@ class Subscriptions:
         """The filters at QoS 1 and 2, and those that have been so and still owe messages."""
         return {name for name, each in self.by_filter.items() if each.options.qos or each.backlog is not None}
 
-    def match(self, record: Received, delivery: Delivery, client_id: str) -> Match | None:
+    def match(self, record: Received, delivery: MqttDelivery, client_id: str) -> Match | None:
         """Return how the subscriptions together match a record that is read late.
 
         `delivery` is its MQTT form; `client_id` is the session's, for No Local.

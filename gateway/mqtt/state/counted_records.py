@@ -23,7 +23,7 @@ class SessionLimits(msgspec.Struct, frozen=True):
     size_per_principal: int = UNLIMITED
 
 
-class _Held(msgspec.Struct, gc=False):
+class _HeldRecord(msgspec.Struct, gc=False):
     """What one principal has."""
 
     sessions: int = 0
@@ -47,7 +47,7 @@ class CountedRecords(dict[str, bytes]):
         self.size = 0  # bytes of all
         self.refused = 0
         self._limits = limits
-        self._principals: dict[str, _Held] = {}
+        self._principals: dict[str, _HeldRecord] = {}
         self._principal = msgspec.json.Decoder(_Head)
 
     def __setitem__(self, client_id: str, value: bytes) -> None:
@@ -55,7 +55,7 @@ class CountedRecords(dict[str, bytes]):
         super().__setitem__(client_id, value)
         size = _size(client_id, value)
         self.size += size
-        held = self._principals.setdefault(self._principal.decode(value).principal, _Held())
+        held = self._principals.setdefault(self._principal.decode(value).principal, _HeldRecord())
         held.sessions += 1
         held.size += size
 
@@ -83,7 +83,7 @@ class CountedRecords(dict[str, bytes]):
         more = _size(client_id, value) - (0 if known is None else _size(client_id, known))
         if known is not None and more <= 0:
             return
-        limits, held = self._limits, self._principals.get(principal) or _Held()
+        limits, held = self._limits, self._principals.get(principal) or _HeldRecord()
         new = known is None
         if len(self) + new > limits.sessions:
             self._refuse("sessions are stored (mqtt.max_sessions)")

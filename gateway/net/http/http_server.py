@@ -21,7 +21,7 @@ from gateway.net.http.heads import HEAD_END, HeadError, Heads, one_request
 from gateway.net.http.http_requests import Abandonable, Request, RequestsInTurn, UpgradeTail
 from gateway.net.http.known_heads import BUDGET_BYTES, KnownHeads
 from gateway.net.listener import Listener, Server
-from gateway.net.proxied import Source, certificate
+from gateway.net.proxied import ProxiedSource, certificate
 from gateway.net.pump import LINGER_S
 from gateway.net.strangers import Stranger, Strangers
 from gateway.net.unread import Unread
@@ -81,7 +81,7 @@ class HttpConnection(RequestsInTurn):
         **options: Any,
     ) -> None:
         super().__init__(server, **options)
-        self.source: Source | None = None  # see `gateway.net.proxied.Sourced`
+        self.source: ProxiedSource | None = None  # see `gateway.net.proxied.Sourced`
         self.entrance = entrance  # of the listener that accepted it
         self._address: str | None = None  # cached by `address`
         self._outgoing = outgoing

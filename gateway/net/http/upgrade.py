@@ -129,7 +129,7 @@ class _SwitchingProtocols(web.StreamResponse):
             self._take_over(*released)
 
 
-class Statistics(msgspec.Struct, frozen=True):
+class UpgradeStatistics(msgspec.Struct, frozen=True):
     """Counts of listeners for WebSockets only. Upgraded connections are counted with their subprotocol."""
 
     handshaking: Annotated[int, gauge("connections that are not upgraded yet")]
@@ -155,9 +155,9 @@ class WebSocketServer(HttpServer):
         super().__init__(name, self._open, _refusal, security, head_timeout_s=handshake_timeout_s, strangers=strangers)
         self._endpoint = endpoint
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> UpgradeStatistics:
         """Return the counts so far."""
-        return Statistics(handshaking=len(self.connections), requests_total=self.requests_count)
+        return UpgradeStatistics(handshaking=len(self.connections), requests_total=self.requests_count)
 
     async def _open(self, request: web.BaseRequest) -> web.StreamResponse:
         try:

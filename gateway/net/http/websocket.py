@@ -24,7 +24,7 @@ from protocols.websocket import (
     PONG,
     SERVICE_RESTART,
     FrameReader,
-    Received,
+    ReceivedMessage,
     close_frame,
     write_frame,
 )
@@ -141,7 +141,7 @@ class WebSocket(asyncio.Protocol):
         self._closing = True
         self._socket.write(close)
 
-    def _end(self, received: Received) -> None:
+    def _end(self, received: ReceivedMessage) -> None:
         """Handle a Close frame of the peer, or its violation of the protocol."""
         self._draining = True
         if self._closing:

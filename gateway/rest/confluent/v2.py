@@ -15,7 +15,7 @@ from aiokafka import TopicPartition
 from gateway.kafka.groups.refusals import NotAssignedError
 from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.consume.instances import Consumers
-from gateway.rest.consume.subscriptions import Subscriptions
+from gateway.rest.consume.subscriptions import ConsumerSubscriptions
 from gateway.rest.produce.tickets import check_place, raise_common_failure, store
 from gateway.rest.server.answers import control_answer, error_answer, no_content
 from gateway.rest.server.call import Call
@@ -53,7 +53,7 @@ class ConfluentV2(OperationSet):
         services: RestServices,
         overload: OverloadGuard,
         consumers: Consumers,
-        subscriptions: Subscriptions,
+        subscriptions: ConsumerSubscriptions,
         topics: TopicOperations,
     ) -> None:
         self._config = services.config

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.confluent.v2 import refusal_answer
 from gateway.rest.produce.line_uploads import Uploads
@@ -32,7 +32,7 @@ from mapping.record import Headers, Record
 from mapping.rest.incoming import RUN
 from protocols.rest.confluent_v3 import (
     ErrorReport,
-    Produced,
+    ProducedRecord,
     Report,
     cluster_view,
     decode_batch,
@@ -55,7 +55,7 @@ _END: Final = b"\r\n"
 _CLUSTERS: Final = "/v3/clusters"
 
 
-class Writer(msgspec.Struct, frozen=True):
+class ProduceContext(msgspec.Struct, frozen=True):
     """The client and topic of a produce request, and the common parts of its records and reports."""
 
     cluster: str
@@ -64,7 +64,7 @@ class Writer(msgspec.Struct, frozen=True):
     trace: Headers
     wall_clock: Callable[[], int]
 
-    def record(self, produced: Produced) -> tuple[Record, ReportData]:
+    def record(self, produced: ProducedRecord) -> tuple[Record, ReportData]:
         """Return the record for Kafka, and the data for its report. Raises RestError."""
         record, data = to_record(produced, self.topic, self.grant.identity.name, self.trace, self.wall_clock())
         if not self.grant.publish(self.topic, record.key):
@@ -83,7 +83,7 @@ class Writer(msgspec.Struct, frozen=True):
 class RecordStream(Upload):
     """One streamed produce request, with this API's reports."""
 
-    def __init__(self, publisher: Publisher, writer: Writer, limit: int, most_refused: int) -> None:
+    def __init__(self, publisher: Publisher, writer: ProduceContext, limit: int, most_refused: int) -> None:
         """Accept documents of up to `limit` bytes, and `most_refused` bad ones (0: any number)."""
         super().__init__(publisher, writer.topic, most_refused)
         self._writer = writer
@@ -174,7 +174,7 @@ class ConfluentV3(OperationSet):
             slot.count_records(len(entries), len(body))
             ticket = Ticket(len(entries), call.grant.identity.name)
             report_data: dict[int, ReportData] = {}
-            sender = Sender()
+            sender = RememberedSender()
             for index, (_, entry) in enumerate(entries):
                 try:
                     record, report_data[index] = writer.record(decode_entry(entry))
@@ -192,14 +192,14 @@ class ConfluentV3(OperationSet):
                 successes.append(writer.report(report_data[index], result.partition, result.offset, name))
         return _answer({"successes": successes, "failures": failures}, 207)
 
-    async def _writer(self, call: Call, cluster: str, topic: str) -> Writer:
+    async def _writer(self, call: Call, cluster: str, topic: str) -> ProduceContext:
         """Check the request before its body is read."""
         fields, grant = call.request.headers, call.grant
         body_type(fields.get("Content-Type"), (PLAIN_JSON_TYPE,))
         await self._check_cluster(cluster)
         if not grant.publish.some(topic):
             raise forbidden(f"publish to {topic}")
-        return Writer(
+        return ProduceContext(
             cluster=cluster,
             topic=topic,
             grant=grant,

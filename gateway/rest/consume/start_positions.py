@@ -8,7 +8,7 @@ from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from mapping.outcomes import Outcome
 from protocols.rest.errors import RestError
-from protocols.rest.positions import BEGINNING, Wanted, beyond_end
+from protocols.rest.positions import BEGINNING, WantedPosition, beyond_end
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -21,7 +21,7 @@ class Span(msgspec.Struct, frozen=True):
     ends: dict[int, int]
 
 
-async def find_span(lookup: Lookup, topic: str, wanted: Wanted, default: str) -> Span:
+async def find_span(lookup: Lookup, topic: str, wanted: WantedPosition, default: str) -> Span:
     """Return the offsets for `wanted`; `default` is `BEGINNING` or `END` and used if `wanted` has no start.
 
     Raises:

@@ -33,7 +33,7 @@ from protocols.rest.responses import encode
 log = structlog.get_logger(__name__)
 
 
-class Subscriptions(OperationSet):
+class ConsumerSubscriptions(OperationSet):
     """The operations that set what a consumer reads and from where. Missing topics are created if the policy allows."""
 
     def __init__(self, consumers: Consumers, services: RestServices) -> None:

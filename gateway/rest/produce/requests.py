@@ -16,7 +16,7 @@ from aiohttp import web
 from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.contracts import Refused, Result
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.net.http.http_server import HttpConnection
 from gateway.rest.produce.idempotency import KEY_FIELD, KeyedRequests, request_key
 from gateway.rest.produce.tickets import (
@@ -272,7 +272,7 @@ class Produce(OperationSet):
         connection = cast("HttpConnection", call.request.protocol)
         if connection.unacknowledged is None:
             connection.unacknowledged = self._publisher.budgets.connection()
-        sender, owner = Sender(), Unacknowledged(connection.unacknowledged, self._storing)
+        sender, owner = RememberedSender(), Unacknowledged(connection.unacknowledged, self._storing)
         for record in records:
             self._publisher.submit(record, owner, None, sender)
         return no_content()

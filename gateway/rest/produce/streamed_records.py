@@ -19,7 +19,7 @@ from aiohttp import web
 
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.rest.produce.tickets import failure_of
 from mapping.outcomes import Outcome
 from mapping.record import Record
@@ -53,7 +53,7 @@ class Upload(abc.ABC):
         self._refused = 0  # records that were not even sent to Kafka
         self._publisher = publisher
         self.topic = topic
-        self._sender = Sender(lasting=True)
+        self._sender = RememberedSender(lasting=True)
         self._first = 0  # the record that the next report is for
         self.reported = 0  # reports that were written to the client's socket
         self._reports: list[bytes | None] = []  # from `_first` on; None: not settled yet

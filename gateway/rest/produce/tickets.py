@@ -9,7 +9,7 @@ from typing import Any, Final
 from gateway.audit.trail import Where, audit
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
-from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.rest.server.request_login import forbidden
 from gateway.security.rights.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
@@ -128,7 +128,7 @@ def submit_allowed(
     ticket: Results,
     *,
     tokens: Iterable[int] | None = None,
-    sender: Sender | None = None,
+    sender: RememberedSender | None = None,
 ) -> None:
     """Submit the records, all of one topic, that the client may write; refuse the others.
 
@@ -138,7 +138,7 @@ def submit_allowed(
     topic = records[0].topic
     places = list(range(len(records)) if tokens is None else tokens)
     if len(records) > 1:
-        sender = sender or Sender()
+        sender = sender or RememberedSender()
         if grant.publish.uniform(topic):
             publisher.submit_run(records, ticket, places, sender)
             return

@@ -7,11 +7,11 @@ from typing import Final, Self
 from flowcontrol.admission import Admission, Refusal, client_share
 from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.publish.publisher import Publisher
-from gateway.limits.brakes import Pace, Turn
+from gateway.limits.brakes import Pace, TaskTurn
 from gateway.net.http.http_server import HttpConnection
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.security.identity import Identity
-from gateway.views.flow import ConnectionFlow, Flowing, Window, shown, subject
+from gateway.views.flow import ConnectionFlow, Flowing, FlowWindow, shown, subject
 from protocols.rest.errors import busy, too_many
 
 BODIES_LIMIT: Final = 64 * 1024 * 1024
@@ -156,7 +156,7 @@ class ProduceSlot:
     async def wait_for_rate(self) -> None:
         """Wait until the client is within its rate again."""
         if self.pace is not None:
-            await Turn.wait(self.pace, self, self.subject)
+            await TaskTurn.wait(self.pace, self, self.subject)
 
     @property
     def subject(self) -> str:
@@ -181,6 +181,6 @@ class ProduceSlot:
             bytes_limit=0 if budget is None else budget.bytes_limit,
             records=records,
             unwritten=0 if transport is None else transport.get_write_buffer_size(),
-            windows=[Window("produce", True, self._topic, records, 0, records)],
+            windows=[FlowWindow("produce", True, self._topic, records, 0, records)],
             windows_total=1,
         )

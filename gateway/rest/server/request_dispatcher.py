@@ -31,7 +31,7 @@ from mapping.tenants import Names
 from protocols.rest.confluent import Dialect
 from protocols.rest.contract import Contract, Operation
 from protocols.rest.errors import INTERNAL_ERROR, SHUTTING_DOWN, Fault, RestError, busy, not_found, retry_after
-from protocols.rest.routes import Router
+from protocols.rest.routes import Routes
 
 log = structlog.get_logger(__name__)
 
@@ -106,7 +106,7 @@ class RequestDispatcher:
         self._cors = cors
         self.compress_from = compress_from
         self._tracing = tracing
-        self._router = Router(contract.operations.values(), dialect=dialect)
+        self._router = Routes(contract.operations.values(), dialect=dialect)
         self._handlers: dict[str, tuple[Handler, Callable[[RestError], web.Response]]] = {}
         for operation_set in operations:
             for name, handler in operation_set.operations.items():

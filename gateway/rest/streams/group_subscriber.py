@@ -17,7 +17,7 @@ DEMAND: Final = 100  # of a stream that is ready; it refuses records when it is 
 UNSETTLED_COST: Final = 512  # memory of an unsettled delivery in addition to its sent bytes
 
 
-class Receiver(Protocol):
+class GroupReceiver(Protocol):
     """The stream."""
 
     @property
@@ -38,7 +38,7 @@ class GroupSubscriber:
     lossy: Final = False
     position: Final = ""  # none: a group continues at its committed offsets
 
-    def __init__(self, receiver: Receiver, chosen: RecordFilter, services: RestServices) -> None:
+    def __init__(self, receiver: GroupReceiver, chosen: RecordFilter, services: RestServices) -> None:
         """Deliver the `chosen` records to `receiver`, and decline the others.
 
         Another member gets a declined record; if no member wants it, it is settled.

@@ -12,7 +12,7 @@ from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds, FeedSubscriber, Form
 from gateway.rest.streams.group_subscriber import GroupSubscriber, is_refused
 from gateway.security.rights.authorization import Grant
-from gateway.views.flow import Window, shown
+from gateway.views.flow import FlowWindow, shown
 from gateway.views.pauses import NO_CREDIT, Pause
 from gateway.views.pauses import UNSETTLED as TOO_MUCH
 from mapping.record import Received
@@ -24,7 +24,7 @@ from protocols.rest.positions import BEGINNING, END, format_position
 from protocols.rest.streams.live_connection import text_frame
 from protocols.rest.streams.live_messages import (
     LARGEST_CREDIT,
-    Subscribe,
+    LiveSubscribe,
     delivery_message,
     gap_message,
     record_message,
@@ -64,11 +64,11 @@ class MessageStream(Protocol):
         """The subject under which pauses are reported."""
 
 
-class Subscription:
+class LiveSubscription:
     """A topic's records for one live WebSocket; a `feeds.Sink` and a `group_subscriber.Receiver`."""
 
     def __init__(
-        self, stream: MessageStream, grant: Grant, services: RestServices, feeds: Feeds, message: Subscribe
+        self, stream: MessageStream, grant: Grant, services: RestServices, feeds: Feeds, message: LiveSubscribe
     ) -> None:
         """Check the Subscribe message; `join` starts to read.
 
@@ -156,12 +156,12 @@ class Subscription:
         """The number of a group's records that the client has neither acknowledged nor released."""
         return len(self._unsettled)
 
-    def flow(self) -> Window:
+    def flow(self) -> FlowWindow:
         """Return its credit and unsettled records, for /flow."""
         unsettled = self.unsettled
         credit = UNSETTLED - unsettled if self._credit is None else self._credit
         paused = None if credit else Pause(TOO_MUCH if self._credit is None else NO_CREDIT)
-        return Window(shown(self.name), False, self._message.topic, credit + unsettled, credit, unsettled, paused)
+        return FlowWindow(shown(self.name), False, self._message.topic, credit + unsettled, credit, unsettled, paused)
 
     # messages of the client
 

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.kafka.contracts import Refused
-from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.limits.brakes import ReadingPause
 from gateway.net.http.upgrade import check_upgrade
 from gateway.net.pump import Pump
@@ -28,10 +28,10 @@ from gateway.rest.server.request_dispatcher import refusal
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
-from gateway.rest.streams.live_subscription import Subscription
+from gateway.rest.streams.live_subscription import LiveSubscription
 from gateway.rest.streams.stream_session import Streams, StreamSession
 from gateway.views.clients import SubscriptionView
-from gateway.views.flow import ConnectionFlow, Window, fullest
+from gateway.views.flow import ConnectionFlow, FlowWindow, fullest
 from gateway.views.pauses import PROCESS, PROCESS_BUDGET, UNANSWERED, pauses
 from mapping.rest.incoming import to_records
 from protocols.connection import ConnectionClosed, ConnectionFailed
@@ -42,10 +42,10 @@ from protocols.rest.streams.live_messages import (
     Acknowledge,
     BadMessage,
     Credit,
-    Produce,
+    LiveProduce,
+    LiveSubscribe,
+    LiveUnsubscribe,
     Release,
-    Subscribe,
-    Unsubscribe,
     failed,
     produced,
     unsubscribed,
@@ -59,7 +59,7 @@ STOPPING: Final = "stopping"
 CLOSE_S: Final = 1.0  # how long clients have to answer a Close frame
 
 
-class LiveStatistics(msgspec.Struct):
+class LiveWebSocketStatistics(msgspec.Struct):
     """Counts of live WebSockets, since the start."""
 
     open: Annotated[int, gauge("open WebSockets")] = 0
@@ -84,8 +84,8 @@ class LiveSession(StreamSession):
         self._feeds = live.feeds
         self._counts = live.counts
         self._reading: ReadingPause | None = None  # None: no rate limit
-        self._subscriptions: dict[str, Subscription] = {}
-        self._sender = Sender(lasting=True)
+        self._subscriptions: dict[str, LiveSubscription] = {}
+        self._sender = RememberedSender(lasting=True)
         self.unanswered = 0  # produce messages that wait for Kafka
         self._draining = False
 
@@ -105,7 +105,7 @@ class LiveSession(StreamSession):
         """Act on the messages that were read, until one must wait for the client's rate."""
         reading = self._reading
         for position, event in enumerate(events):
-            if type(event) is Produce and reading is not None and reading.must_wait():
+            if type(event) is LiveProduce and reading is not None and reading.must_wait():
                 return self._handle_late(reading, events[position:])
             if isinstance(event, ConnectionClosed | ConnectionFailed):
                 self._leave_all()
@@ -125,11 +125,11 @@ class LiveSession(StreamSession):
 
     def _act(self, message: Any) -> None:
         match message:
-            case Produce():
+            case LiveProduce():
                 self._produce(message)
-            case Subscribe():
+            case LiveSubscribe():
                 self._subscribe(message)
-            case Unsubscribe():
+            case LiveUnsubscribe():
                 self._unsubscribe(message)
             case Credit():
                 self._subscription(message.id).grant(message.credit)
@@ -165,9 +165,9 @@ class LiveSession(StreamSession):
         flow.paused = [] if shared is None else [shared]
         return flow
 
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[FlowWindow]:
         """Return the unanswered messages, and the fullest subscriptions."""
-        producing = Window("produce", True, "", MAX_UNANSWERED, MAX_UNANSWERED - self.unanswered, self.unanswered)
+        producing = FlowWindow("produce", True, "", MAX_UNANSWERED, MAX_UNANSWERED - self.unanswered, self.unanswered)
         subscriptions = fullest(self._subscriptions.values(), lambda each: each.unsettled)
         return [producing, *(each.flow() for each in subscriptions)]
 
@@ -205,7 +205,7 @@ class LiveSession(StreamSession):
             audit_denied(self.pump, self.grant, error.message)
         self.send(failed(name, error))
 
-    def drop_subscription(self, subscription: Subscription, error: RestError) -> None:
+    def drop_subscription(self, subscription: LiveSubscription, error: RestError) -> None:
         """Remove a subscription that failed, and answer it with an error."""
         if self._subscriptions.get(subscription.name) is subscription:
             del self._subscriptions[subscription.name]
@@ -213,7 +213,7 @@ class LiveSession(StreamSession):
 
     # messages
 
-    def _produce(self, message: Produce) -> None:
+    def _produce(self, message: LiveProduce) -> None:
         grant = self.grant
         topic = grant.names.topic(message.topic)
         if not grant.publish.some(topic):
@@ -251,18 +251,18 @@ class LiveSession(StreamSession):
         if self._draining and not self.unanswered:
             self.close()
 
-    def _subscribe(self, message: Subscribe) -> None:
+    def _subscribe(self, message: LiveSubscribe) -> None:
         if message.id in self._subscriptions:
             raise RestError(409, "There is a subscription with this id")
         if len(self._subscriptions) >= MOST_SUBSCRIPTIONS:
             raise RestError(422, f"A connection has at most {MOST_SUBSCRIPTIONS} subscriptions")
         if self._draining:
             raise busy(SHUTTING_DOWN)
-        subscription = Subscription(self, self.grant, self.services, self._feeds, message)
+        subscription = LiveSubscription(self, self.grant, self.services, self._feeds, message)
         self._subscriptions[message.id] = subscription
         self.pump.spawn(self._join(subscription))
 
-    async def _join(self, subscription: Subscription) -> None:
+    async def _join(self, subscription: LiveSubscription) -> None:
         try:
             await subscription.join()
         except RestError as error:
@@ -270,13 +270,13 @@ class LiveSession(StreamSession):
         except Refused as refused:
             self.drop_subscription(subscription, refusal(refused))
 
-    def _unsubscribe(self, message: Unsubscribe) -> None:
+    def _unsubscribe(self, message: LiveUnsubscribe) -> None:
         subscription = self._subscription(message.id)
         del self._subscriptions[message.id]
         subscription.leave()
         self.send(unsubscribed(message.id))
 
-    def _subscription(self, name: str) -> Subscription:
+    def _subscription(self, name: str) -> LiveSubscription:
         subscription = self._subscriptions.get(name)
         if subscription is None:
             raise RestError(404, "There is no subscription with this id")
@@ -349,7 +349,7 @@ class Live(Streams[LiveSession]):
 
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
         super().__init__(services, feeds)
-        self.counts = LiveStatistics()
+        self.counts = LiveWebSocketStatistics()
         self.operations = {"openStream": self.open}
 
     async def open(self, call: Call) -> web.StreamResponse:
@@ -375,7 +375,7 @@ class Live(Streams[LiveSession]):
             session.close()
         await self.pumps.close(CLOSE_S)
 
-    def statistics(self) -> LiveStatistics:
+    def statistics(self) -> LiveWebSocketStatistics:
         """Return the counts so far."""
         unanswered = sum(session.unanswered for session in self.departing())
         return msgspec.structs.replace(self.counts, open=len(self.pumps), unanswered=unanswered)

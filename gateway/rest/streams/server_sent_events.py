@@ -31,7 +31,7 @@ from gateway.rest.streams.feeds import Feeds, FeedSubscriber, Form
 from gateway.rest.streams.group_subscriber import GroupSubscriber, is_refused
 from gateway.rest.streams.stream_session import PENDING, Streams, StreamSession
 from gateway.views.clients import SubscriptionView
-from gateway.views.flow import Window
+from gateway.views.flow import FlowWindow
 from mapping.record import Received
 from mapping.rest.outgoing import RecordFilter, view_line
 from mapping.tenants import Names
@@ -171,10 +171,10 @@ class EventStream(StreamSession):
 
     # for operators
 
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[FlowWindow]:
         """Return its unsettled records. A browser grants no credit; only its socket limits the stream."""
         unsettled = len(self._unsettled)
-        return [Window("events", False, self._topic, UNSETTLED, UNSETTLED - unsettled, unsettled)]
+        return [FlowWindow("events", False, self._topic, UNSETTLED, UNSETTLED - unsettled, unsettled)]
 
     def subscriptions(self) -> list[SubscriptionView]:
         """Return the topic."""

@@ -24,7 +24,7 @@ from gateway.rest.streams.feeds import Feeds
 from gateway.security.expiry import Expiry
 from gateway.security.rights.authorization import Grant
 from gateway.views.clients import CLOSED, SUBSCRIPTIONS, ClientView, Kind, SubscriptionView
-from gateway.views.flow import ConnectionFlow, Flowing, Window, shown, subject
+from gateway.views.flow import ConnectionFlow, Flowing, FlowWindow, shown, subject
 from protocols.rest.errors import busy, too_many
 from protocols.rest.streams.event_connection import EventConnection
 from protocols.rest.streams.live_connection import LiveConnection
@@ -139,7 +139,7 @@ class StreamSession(abc.ABC):
         )
 
     @abc.abstractmethod
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[FlowWindow]:
         """Return the windows to show, for /flow."""
 
     @property

@@ -13,7 +13,7 @@ from gateway.runtime.recent import Recent
 from gateway.security.identity import GROUP_PREFIX, Identity
 from gateway.security.rights.filters import ANY, ONE
 from gateway.security.rights.permissions import WILDCARD, ClientRules, GroupRule, Rule
-from gateway.security.variables import CLIENT, COMMON_NAME, Slot, parse, split, without
+from gateway.security.variables import CLIENT, COMMON_NAME, VariableSlot, parse, split, without
 from gateway.settings.config import AccessRule, ConfigError
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 from mapping.rules import Rules
@@ -28,14 +28,14 @@ class _GroupTemplate(msgspec.Struct, frozen=True):
     """A validated group rule that may contain a variable."""
 
     action: str
-    name: str | Slot
+    name: str | VariableSlot
     beginning: bool
     allow: bool
 
     @property
     def variables(self) -> list[str]:
         """The variables in the rule."""
-        return [self.name.variable] if isinstance(self.name, Slot) else []
+        return [self.name.variable] if isinstance(self.name, VariableSlot) else []
 
     def rules_for(self, identity: Identity, client_id: str | None) -> Iterator[GroupRule]:
         """Yield the rules that this template makes for one client."""
@@ -55,14 +55,14 @@ class _TopicTemplate(msgspec.Struct, frozen=True):
 
     text: str
     action: str
-    levels: tuple[str | Slot, ...]
+    levels: tuple[str | VariableSlot, ...]
     allow: bool
     kafka: bool
 
     @property
     def variables(self) -> list[str]:
         """The variables in the rule."""
-        return [level.variable for level in self.levels if isinstance(level, Slot)]
+        return [level.variable for level in self.levels if isinstance(level, VariableSlot)]
 
     def rules_for(self, identity: Identity, client_id: str | None) -> Iterator[Rule]:
         """Yield the rules that this template makes for one client."""
@@ -145,7 +145,7 @@ class ListedRules:
         return rules
 
 
-def _is_target(level: str | Slot, mapping: Rules) -> bool:
+def _is_target(level: str | VariableSlot, mapping: Rules) -> bool:
     return isinstance(level, str) and level not in (ANY, ONE) and mapping.is_target(level)
 
 
@@ -162,7 +162,7 @@ def _group_template(rule: AccessRule, where: str) -> _GroupTemplate:
     if WILDCARD in text:
         raise ConfigError(f"{where}.group: {group!r} has a * that is not at its end")
     name = parse(text, f"{where}.group")
-    if beginning and isinstance(name, Slot) and not name.after:
+    if beginning and isinstance(name, VariableSlot) and not name.after:
         raise ConfigError(f"{where}.group: {group!r} needs a separator before the *: names may be prefixes of others")
     return _GroupTemplate(rule.action, name, beginning, rule.allow)
 

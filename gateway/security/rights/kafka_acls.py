@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.kafka.cluster.rights import Operation as KafkaOp
+from gateway.kafka.cluster.rights import AclOperation as KafkaOp
 from gateway.kafka.driver.acl_requests import ALL, CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, Acl
 from gateway.runtime.recent import Recent
 from gateway.security.identity import Identity
@@ -32,7 +32,7 @@ from gateway.security.rights.access_rules import CACHED_RULES
 from gateway.security.rights.filters import ANY, Beginning, Level
 from gateway.security.rights.permissions import WILDCARD, ClientRules, GroupRule, Operation, Rule
 from gateway.security.throttle import plain_host
-from gateway.security.variables import CLAIM, COMMON_NAME, NAME, Slot, parse, values_of
+from gateway.security.variables import CLAIM, COMMON_NAME, NAME, VariableSlot, parse, values_of
 from gateway.settings.config import ConfigError, SecurityConfig
 
 EVERYBODY: Final = "User:*"
@@ -57,7 +57,7 @@ _EVERYTHING: Final = Rule(WILDCARD, (ANY,), True, kafka=True)
 _KINDS: Final = frozenset({TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID})
 
 
-class _Entry:
+class _AclEntry:
     """An ACL and the equivalent rule."""
 
     __slots__ = ("acl", "rule")
@@ -78,7 +78,9 @@ class AclBook:
     everything = False
     by_client_id = False
 
-    def __init__(self, acls: Iterable[Acl], principal: Slot, *, everyone: bool, before: AclBook | None = None) -> None:
+    def __init__(
+        self, acls: Iterable[Acl], principal: VariableSlot, *, everyone: bool, before: AclBook | None = None
+    ) -> None:
         """Compile the ACLs.
 
         `principal` is the template of a client's Kafka principal, see `principal_of`. `everyone` is
@@ -92,12 +94,12 @@ class AclBook:
         self.by_certificate = principal.variable == COMMON_NAME
         self._principal = principal
         self._everyone = everyone
-        self._entries: dict[str, list[_Entry]] = {}
+        self._entries: dict[str, list[_AclEntry]] = {}
         self._named: dict[int, dict[Rule | GroupRule, None]] = {kind: {} for kind in _KINDS}  # with any ACL
         for acl in sorted(self.acls):
             if acl.kind == TOPIC and acl.name != WILDCARD and not _TOPIC_NAME.fullmatch(acl.name):
                 continue  # no topic name equals it or starts with it
-            entry = _Entry(acl._replace(host=plain_host(acl.host)))
+            entry = _AclEntry(acl._replace(host=plain_host(acl.host)))
             self._entries.setdefault(acl.principal, []).append(entry)
             if everyone:
                 self._named[acl.kind][msgspec.structs.replace(entry.rule, allow=False)] = None
@@ -133,7 +135,7 @@ class AclBook:
             rules = self._known[name, host] = self._compile(found)
         return rules
 
-    def _compile(self, found: Sequence[_Entry]) -> ClientRules:
+    def _compile(self, found: Sequence[_AclEntry]) -> ClientRules:
         operations = {ours: self._of_topics(found, kafkas) for ours, kafkas in _OF_TOPICS.items()}
         if self._cluster(found, KafkaOp.CREATE):
             operations["create"] = (_EVERYTHING,)
@@ -150,18 +152,18 @@ class AclBook:
             transactions=self._of_names(found, KafkaOp.WRITE, TRANSACTIONAL_ID),
         )
 
-    def _of_topics(self, found: Sequence[_Entry], operation: KafkaOp) -> tuple[Rule, ...]:
+    def _of_topics(self, found: Sequence[_AclEntry], operation: KafkaOp) -> tuple[Rule, ...]:
         rules = self._rules(found, operation, TOPIC)
         return (*rules, _EVERYTHING) if self._everyone else rules
 
-    def _of_names(self, found: Sequence[_Entry], operation: KafkaOp, kind: int) -> tuple[GroupRule, ...]:
+    def _of_names(self, found: Sequence[_AclEntry], operation: KafkaOp, kind: int) -> tuple[GroupRule, ...]:
         """Return rules that decide for every name."""
         return (
             *self._rules(found, operation, kind),
             GroupRule(WILDCARD, "", True, self._everyone, kafka=True),
         )
 
-    def _rules(self, found: Sequence[_Entry], operation: KafkaOp, kind: int) -> tuple[Any, ...]:
+    def _rules(self, found: Sequence[_AclEntry], operation: KafkaOp, kind: int) -> tuple[Any, ...]:
         """Return the rules of the ACLs that apply to an operation on resources of a kind, deny rules first."""
         allowing = _IMPLYING.get(operation, {operation})
         about = [entry for entry in found if entry.acl.kind == kind]
@@ -169,23 +171,23 @@ class AclBook:
         allowed = (one.rule for one in about if one.acl.allow and one.acl.operation in (ALL, *allowing))
         return (*denied, *allowed, *(self._named[kind] if self._everyone else ()))
 
-    def _cluster(self, found: Sequence[_Entry], operation: KafkaOp) -> bool:
+    def _cluster(self, found: Sequence[_AclEntry], operation: KafkaOp) -> bool:
         rules = self._of_names(found, operation, CLUSTER)
         return next(rule.allow for rule in rules if rule.applies_to(CLUSTERS_NAME))
 
 
-def principal_template(config: SecurityConfig) -> Slot:
+def principal_template(config: SecurityConfig) -> VariableSlot:
     """Parse `security.access_principal`; raises ConfigError if the template would not tell clients apart."""
     where = "security.access_principal"
     template = parse(config.access_principal, where)
-    if not isinstance(template, Slot) or not config.access_principal.startswith("User:"):
+    if not isinstance(template, VariableSlot) or not config.access_principal.startswith("User:"):
         raise ConfigError(f"{where}: expected User: and a variable, such as User:{{name}}")
     if template.variable not in (NAME, COMMON_NAME) and not template.variable.startswith(CLAIM):
         raise ConfigError(f"{where}: {{{template.variable}}} does not identify a client")
     return template
 
 
-def principal_of(identity: Identity, template: Slot) -> str | None:
+def principal_of(identity: Identity, template: VariableSlot) -> str | None:
     """Return the client's Kafka principal. None means that it has no value for the variable, or several."""
     values = values_of(template.variable, identity, None)
     return f"{template.before}{values[0]}{template.after}" if len(values) == 1 and values[0] else None

@@ -13,7 +13,7 @@ import msgspec
 
 from protocols.rest.errors import RestError
 from protocols.rest.media import Format
-from protocols.rest.positions import LARGEST_OFFSET, Wanted, wanted
+from protocols.rest.positions import LARGEST_OFFSET, WantedPosition, wanted
 from protocols.rest.responses import ErrorBody, Stored, encode
 
 SUBPROTOCOL: Final = "trivium.v1"
@@ -28,7 +28,7 @@ class _Message(msgspec.Struct, frozen=True, gc=False, tag_field="type", forbid_u
     id: str
 
 
-class Produce(_Message, frozen=True, gc=False, tag="produce"):
+class LiveProduce(_Message, frozen=True, gc=False, tag="produce"):
     """Store records in order; answered by `produced`. `records` has the form it has in a produce request."""
 
     topic: str
@@ -37,7 +37,7 @@ class Produce(_Message, frozen=True, gc=False, tag="produce"):
     partition: int | None = None
 
 
-class Subscribe(_Message, frozen=True, gc=False, tag="subscribe", rename={"start": "from"}):
+class LiveSubscribe(_Message, frozen=True, gc=False, tag="subscribe", rename={"start": "from"}):
     """Get records from now on; answered by `subscribed`."""
 
     topic: str
@@ -53,7 +53,7 @@ class Subscribe(_Message, frozen=True, gc=False, tag="subscribe", rename={"start
     # how many records may be sent before `credit` allows more; None: only the connection limits them
     credit: int | None = None
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> WantedPosition:
         """Return where to start. Raises RestError 422."""
         given = {"from": self.start, "offset": self.offset, "timestamp": self.timestamp, "partition": self.partition}
         return wanted({name: value for name, value in given.items() if value is not None})
@@ -78,7 +78,7 @@ class Release(_Message, frozen=True, gc=False, tag="release"):
     failed: bool = False
 
 
-class Unsubscribe(_Message, frozen=True, gc=False, tag="unsubscribe"):
+class LiveUnsubscribe(_Message, frozen=True, gc=False, tag="unsubscribe"):
     """End the subscription `id`; answered by `unsubscribed`."""
 
 
@@ -89,7 +89,7 @@ class BadMessage(msgspec.Struct, frozen=True, gc=False):
     id: str | None = None
 
 
-ClientMessage = Produce | Subscribe | Credit | Acknowledge | Release | Unsubscribe
+ClientMessage = LiveProduce | LiveSubscribe | Credit | Acknowledge | Release | LiveUnsubscribe
 _CLIENT: Final = msgspec.json.Decoder(ClientMessage)
 
 
@@ -116,17 +116,17 @@ def decode_message(text: str) -> ClientMessage | BadMessage:
 
 
 def produced(name: str, results: Sequence[Stored | ErrorBody]) -> bytes:
-    """Answer `Produce` with the result of each record, in order."""
+    """Answer `LiveProduce` with the result of each record, in order."""
     return encode({"type": "produced", "id": name, "offsets": results})
 
 
 def subscribed(name: str, position: str | None) -> bytes:
-    """Answer `Subscribe`; `position` is where it starts, None in a group."""
+    """Answer `LiveSubscribe`; `position` is where it starts, None in a group."""
     return encode({"type": "subscribed", "id": name} | ({} if position is None else {"position": position}))
 
 
 def unsubscribed(name: str) -> bytes:
-    """Answer `Unsubscribe`."""
+    """Answer `LiveUnsubscribe`."""
     return encode({"type": "unsubscribed", "id": name})
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.amqp.filters import Filters, read_filters
-from gateway.kafka.read.start_positions import AtOffset, AtTime, Place
+from gateway.kafka.read.start_positions import AtOffset, AtTime, StartPosition
 from mapping.amqp.addresses import AddressError
 from mapping.record import Received
 from protocols.amqp.links import Filter
@@ -32,9 +32,9 @@ def read(*filters: Filter) -> Filters:
 @pytest.mark.parametrize(
     ("descriptor", "value", "start"),
     [
-        (OFFSET_SPEC, "first", Place.BEGINNING),
-        (OFFSET_SPEC, Symbol("last"), Place.LAST),
-        (OFFSET_SPEC, "next", Place.END),
+        (OFFSET_SPEC, "first", StartPosition.BEGINNING),
+        (OFFSET_SPEC, Symbol("last"), StartPosition.LAST),
+        (OFFSET_SPEC, "next", StartPosition.END),
         (OFFSET_SPEC, 0, AtOffset(0)),
         (OFFSET_SPEC, 2**63 - 1, AtOffset(2**63 - 1)),
         (OFFSET_SPEC, Timestamp(5), AtTime(5)),
@@ -42,14 +42,14 @@ def read(*filters: Filter) -> Filters:
         (OFFSET_SPEC, "2D", AtTime(NOW - 2 * 86_400_000)),
         ("io.strimzi:offset-filter:long", 7, AtOffset(7)),
         ("enmasse:offset-filter:long", 7, AtOffset(7)),
-        (SELECTOR, "amqp.annotation.x-opt-offset > '-1'", Place.BEGINNING),
+        (SELECTOR, "amqp.annotation.x-opt-offset > '-1'", StartPosition.BEGINNING),
         (SELECTOR, "amqp.annotation.x-opt-offset > '41'", AtOffset(42)),
         (SELECTOR, "amqp.annotation.x-opt-offset >= '41'", AtOffset(41)),
         (SELECTOR, " amqp.annotation.x-opt-offset>=41 ", AtOffset(41)),
-        (SELECTOR, b"amqp.annotation.x-opt-offset > '@latest'", Place.END),
+        (SELECTOR, b"amqp.annotation.x-opt-offset > '@latest'", StartPosition.END),
         (SELECTOR, "amqp.annotation.x-opt-sequence-number > '0'", AtOffset(1)),
         (SELECTOR, "amqp.annotation.x-opt-enqueued-time > '1700000000000'", AtTime(NOW + 1)),
-        (SELECTOR, f"amqp.annotation.x-opt-offset >= '{2**63}'", Place.END),
+        (SELECTOR, f"amqp.annotation.x-opt-offset >= '{2**63}'", StartPosition.END),
         (0x0000468C00000004, "amqp.annotation.x-opt-enqueued-time >= 5", AtTime(5)),
         (0x000001370000000A, "amqp.annotation.x-opt-offset > '41'", AtOffset(42)),
     ],

@@ -15,7 +15,7 @@ from argon2 import PasswordHasher
 from proton import ConnectionException, Message
 from proton.utils import BlockingConnection
 
-from gateway.amqp.login import Login
+from gateway.amqp.login import AmqpLogin
 from gateway.security.identity import Identity
 from gateway.security.login.authentication import Authenticator
 from gateway.security.login.exchange import Done, Failed
@@ -205,7 +205,7 @@ async def test_authentication_by_each_mechanism(secured: Any) -> None:
     certificate = {"subject": ((("commonName", "device-7"),),)}
 
     async def who(mechanism: str, response: bytes | None, peercert: Any = None) -> Identity | None:
-        verdict = await Login(entrance(authenticator), peer="127.0.0.1:1", certificate=peercert).step(
+        verdict = await AmqpLogin(entrance(authenticator), peer="127.0.0.1:1", certificate=peercert).step(
             SaslInitReceived(mechanism, response)
         )
         assert isinstance(verdict, Done | Failed)
@@ -220,7 +220,7 @@ async def test_authentication_by_each_mechanism(secured: Any) -> None:
         assert await who("PLAIN", b"\0ann\0secret") == Identity("ann", "password")
         assert await who("PLAIN", None) is None
         assert await who("SCRAM-SHA-256", b"n,,n=ann,r=nonce") is None  # no file with such users is configured
-        verdict = await Login(entrance(authenticator), peer="127.0.0.1:1", certificate=None).step(
+        verdict = await AmqpLogin(entrance(authenticator), peer="127.0.0.1:1", certificate=None).step(
             SaslResponseReceived(b"")
         )
         assert isinstance(verdict, Failed)

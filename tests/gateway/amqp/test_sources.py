@@ -4,63 +4,63 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.amqp.sources import AddressTypes, Source, resumed, source_of
-from gateway.kafka.read.start_positions import AtOffset, Place
+from gateway.amqp.sources import AddressTypes, LinkSource, resumed, source_of
+from gateway.kafka.read.start_positions import AtOffset, StartPosition
 from mapping.amqp.addresses import AddressError
-from protocols.amqp.links import Filter, Link, Session, Terminus, TerminusKind
+from protocols.amqp.links import AmqpSession, Filter, Link, Terminus, TerminusKind
 from protocols.amqp.outcomes import INVALID_FIELD, NOT_ALLOWED, NOT_IMPLEMENTED
 
 CONTAINER = "plant"
 NOW = 1_700_000_000_000
 PLAIN = AddressTypes(())  # no address is a queue by configuration
-SUBSCRIPTION = Source("t", "plant:alarms", at_end=True, subscription=True, exclusive=True)
+SUBSCRIPTION = LinkSource("t", "plant:alarms", at_end=True, subscription=True, exclusive=True)
 
 
 def link(name: str = "alarms", address: str | None = "t", **source: object) -> Link:
     terminus = Terminus(TerminusKind.SOURCE, address=address, **source)  # type: ignore[arg-type]
     return Link(
-        None, 0, Session(None), name=name, incoming=False, source=terminus, target=Terminus(TerminusKind.TARGET)
+        None, 0, AmqpSession(None), name=name, incoming=False, source=terminus, target=Terminus(TerminusKind.TARGET)
     )
 
 
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        (link(), Source("t")),
-        (link(capabilities=("topic",)), Source("t", capabilities=("topic",))),
-        (link(capabilities=("queue",)), Source("t", "t", capabilities=("queue",))),
-        (link(address="queue://t"), Source("t", "t")),
-        (link(address="queue://t", copies=True), Source("t", start=Place.BEGINNING, browses="t")),
-        (link(capabilities=("queue",), copies=True), Source("t", start=Place.BEGINNING, browses="t")),
-        (link(address="t/group.id/g", copies=True), Source("t", "g")),
-        (link(copies=True), Source("t")),
+        (link(), LinkSource("t")),
+        (link(capabilities=("topic",)), LinkSource("t", capabilities=("topic",))),
+        (link(capabilities=("queue",)), LinkSource("t", "t", capabilities=("queue",))),
+        (link(address="queue://t"), LinkSource("t", "t")),
+        (link(address="queue://t", copies=True), LinkSource("t", start=StartPosition.BEGINNING, browses="t")),
+        (link(capabilities=("queue",), copies=True), LinkSource("t", start=StartPosition.BEGINNING, browses="t")),
+        (link(address="t/group.id/g", copies=True), LinkSource("t", "g")),
+        (link(copies=True), LinkSource("t")),
         (link(durable=1, copies=True), SUBSCRIPTION),
-        (link(address="/queues/t"), Source("t", "t")),
-        (link(address="topic://t"), Source("t")),
-        (link(address="t/group.id/g"), Source("t", "g")),
-        (link(address="queue://t/group.id/g", capabilities=("queue",)), Source("t", "g", capabilities=("queue",))),
-        (link(address="t::s"), Source("t", "s", at_end=True)),
+        (link(address="/queues/t"), LinkSource("t", "t")),
+        (link(address="topic://t"), LinkSource("t")),
+        (link(address="t/group.id/g"), LinkSource("t", "g")),
+        (link(address="queue://t/group.id/g", capabilities=("queue",)), LinkSource("t", "g", capabilities=("queue",))),
+        (link(address="t::s"), LinkSource("t", "s", at_end=True)),
         (link(durable=1), SUBSCRIPTION),
         (link(durable=2, expiry="never"), SUBSCRIPTION),
         (link(expiry="never"), SUBSCRIPTION),
-        (link(durable=2, capabilities=("queue",)), Source("t", "t", capabilities=("queue",))),
+        (link(durable=2, capabilities=("queue",)), LinkSource("t", "t", capabilities=("queue",))),
         (
             link("alarms|2", durable=2, capabilities=("shared", "topic")),
-            Source("t", "plant:alarms", at_end=True, subscription=True, capabilities=("topic", "shared")),
+            LinkSource("t", "plant:alarms", at_end=True, subscription=True, capabilities=("topic", "shared")),
         ),
         (
             link("alarms|global", durable=2, capabilities=("shared", "global", "topic")),
-            Source("t", "alarms", at_end=True, subscription=True, capabilities=("topic", "shared", "global")),
+            LinkSource("t", "alarms", at_end=True, subscription=True, capabilities=("topic", "shared", "global")),
         ),
         (
             link("alarms|volatile1", capabilities=("shared",)),
-            Source(
+            LinkSource(
                 "t", "plant:alarms:volatile", at_end=True, subscription=True, volatile=True, capabilities=("shared",)
             ),
         ),
     ],
 )
-def test_sources(asked: Link, expected: Source) -> None:
+def test_sources(asked: Link, expected: LinkSource) -> None:
     assert source_of(asked, CONTAINER, NOW, PLAIN) == expected
 
 
@@ -73,21 +73,21 @@ OTHER = Filter("other", "unknown", 3, (b"", b""))
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        (link(address="t/partitions/3"), Source("t", partition=3)),
-        (link(address="/topics/t/partitions/3"), Source("t", partition=3)),
-        (link(address="t/ConsumerGroups/$Default/Partitions/3"), Source("t", partition=3)),
-        (link(filters=(THIRD, OTHER)), Source("t", partition=3, filters=(THIRD,))),
-        (link(address="t/partitions/3", filters=(THIRD,)), Source("t", partition=3, filters=(THIRD,))),
-        (link(filters=(THIRD, FIFTH)), Source("t", partition=3, start=AtOffset(5), filters=(THIRD, FIFTH))),
-        (link(address="/queues/t", filters=(FIRST,)), Source("t", start=Place.BEGINNING, filters=(FIRST,))),
+        (link(address="t/partitions/3"), LinkSource("t", partition=3)),
+        (link(address="/topics/t/partitions/3"), LinkSource("t", partition=3)),
+        (link(address="t/ConsumerGroups/$Default/Partitions/3"), LinkSource("t", partition=3)),
+        (link(filters=(THIRD, OTHER)), LinkSource("t", partition=3, filters=(THIRD,))),
+        (link(address="t/partitions/3", filters=(THIRD,)), LinkSource("t", partition=3, filters=(THIRD,))),
+        (link(filters=(THIRD, FIFTH)), LinkSource("t", partition=3, start=AtOffset(5), filters=(THIRD, FIFTH))),
+        (link(address="/queues/t", filters=(FIRST,)), LinkSource("t", start=StartPosition.BEGINNING, filters=(FIRST,))),
         (
             link(capabilities=("queue", "topic"), filters=(FIRST,)),
-            Source("t", start=Place.BEGINNING, filters=(FIRST,), capabilities=("topic",)),
+            LinkSource("t", start=StartPosition.BEGINNING, filters=(FIRST,), capabilities=("topic",)),
         ),
-        (link(address="t/group.id/g", filters=(OTHER,)), Source("t", "g")),
+        (link(address="t/group.id/g", filters=(OTHER,)), LinkSource("t", "g")),
     ],
 )
-def test_positions_and_partitions(asked: Link, expected: Source) -> None:
+def test_positions_and_partitions(asked: Link, expected: LinkSource) -> None:
     assert source_of(asked, CONTAINER, NOW, PLAIN) == expected
 
 

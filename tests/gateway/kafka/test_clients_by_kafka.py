@@ -16,7 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from proton import ConnectionException, Message
 from proton.utils import BlockingConnection, LinkDetached, SendException
 
-from gateway.kafka.cluster.rights import Operation
+from gateway.kafka.cluster.rights import AclOperation
 from gateway.kafka.driver.acl_requests import ALL, GROUP, TOPIC, Acl
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
@@ -31,7 +31,7 @@ RUN: Final = uuid.uuid4().hex[:8]
 EXACT, PREFIXED, CLOSED, FAR, OTHER = (f"{name}-{RUN}" for name in ("exact", "prefix-a", "closed", "far", "other"))
 LENT: Final = f"lent-{RUN}"
 GROUPS: Final = f"team-{RUN}-"
-READ, WRITE = Operation.READ, Operation.WRITE
+READ, WRITE = AclOperation.READ, AclOperation.WRITE
 MAY: Final = {  # a topic: whether ann may publish and subscribe, and bob
     EXACT: ((True, True), (False, True)),  # an ACL for ann; bob may read every topic
     PREFIXED: ((True, True), (True, True)),  # everyone, by a prefixed ACL

@@ -21,7 +21,7 @@ from proton import ConnectionException
 from proton.utils import BlockingConnection
 
 from gateway.kafka.cluster.doctor import Finding, examine
-from gateway.kafka.cluster.rights import Operation
+from gateway.kafka.cluster.rights import AclOperation
 from gateway.kafka.cluster.topic_queries import TopicQueries
 from gateway.kafka.driver.acl_requests import ALL, GROUP, TOPIC, Acl
 from gateway.kafka.driver.wire import EncodedRequest, rights_request
@@ -52,8 +52,8 @@ PATTERNS: Final = [
     *((name[:-1], True) for name in NAMES),
     (f"acl-{RUN}", True),
 ]
-OF_TOPICS: Final = [*map(int, Operation), ALL]
-OF_GROUPS: Final = [Operation.READ, Operation.DELETE, Operation.DESCRIBE, ALL]
+OF_TOPICS: Final = [*map(int, AclOperation), ALL]
+OF_GROUPS: Final = [AclOperation.READ, AclOperation.DELETE, AclOperation.DESCRIBE, ALL]
 TEMPLATE: Final = principal_template(SecurityConfig())
 
 
@@ -136,23 +136,23 @@ def grant_by(found: list[Acl], user: str, *, everyone: bool = False, peer: str =
     return access.for_client(Identity(user, "password"), "c", peer=peer)
 
 
-def ours_of_topic(grant: Grant, topic: str) -> dict[Operation, bool]:
+def ours_of_topic(grant: Grant, topic: str) -> dict[AclOperation, bool]:
     return {
-        Operation.READ: grant.subscribe.whole_topic(topic),
-        Operation.WRITE: grant.publish.whole_topic(topic),
-        Operation.CREATE: grant.may_administer("create", topic),
-        Operation.DELETE: grant.may_administer("delete", topic),
-        Operation.ALTER_CONFIGS: grant.may_administer("configure", topic),
-        Operation.DESCRIBE_CONFIGS: grant.may_administer("inspect", topic),
-        Operation.DESCRIBE: grant.visible_topics([topic]) == [topic],
+        AclOperation.READ: grant.subscribe.whole_topic(topic),
+        AclOperation.WRITE: grant.publish.whole_topic(topic),
+        AclOperation.CREATE: grant.may_administer("create", topic),
+        AclOperation.DELETE: grant.may_administer("delete", topic),
+        AclOperation.ALTER_CONFIGS: grant.may_administer("configure", topic),
+        AclOperation.DESCRIBE_CONFIGS: grant.may_administer("inspect", topic),
+        AclOperation.DESCRIBE: grant.visible_topics([topic]) == [topic],
     }
 
 
-def ours_of_group(grant: Grant, group: str) -> dict[Operation, bool]:
+def ours_of_group(grant: Grant, group: str) -> dict[AclOperation, bool]:
     return {
-        Operation.READ: bool(grant.group("read", group)),
-        Operation.DELETE: bool(grant.group("delete", group)),
-        Operation.DESCRIBE: bool(grant.group("admin", group)),
+        AclOperation.READ: bool(grant.group("read", group)),
+        AclOperation.DELETE: bool(grant.group("delete", group)),
+        AclOperation.DESCRIBE: bool(grant.group("admin", group)),
     }
 
 
@@ -182,7 +182,7 @@ async def test_the_verdicts_are_those_of_kafkas_own_authorizer(
                 for name, operations in theirs.items():
                     mine = ours(grant, name)
                     if operations is None:
-                        assert not mine[Operation.DESCRIBE], (user.name, name)
+                        assert not mine[AclOperation.DESCRIBE], (user.name, name)
                         continue
                     assert mine == {one: bool(operations >> one & 1) for one in mine}, (user.name, name)
 
@@ -190,7 +190,7 @@ async def test_the_verdicts_are_those_of_kafkas_own_authorizer(
 # by rules alone
 
 
-def acl(name: str, *, operation: int = Operation.WRITE, user: str = "ann", **more: Any) -> Acl:
+def acl(name: str, *, operation: int = AclOperation.WRITE, user: str = "ann", **more: Any) -> Acl:
     given = {"kind": TOPIC, "prefixed": False, "host": "*", "allow": True, **more}
     return Acl(name=name, principal=f"User:{user}", operation=operation, **given)
 
@@ -212,7 +212,7 @@ def test_a_host_is_the_same_however_it_is_written(host: str, peer: str, allowed:
 def test_topics_without_acls_are_open_where_configured() -> None:
     found = [
         acl("a", user="bob"), acl("b", user="bob", prefixed=True), acl("c"), acl("c", allow=False, operation=ALL),
-        acl("g", kind=GROUP, user="bob", operation=Operation.READ),
+        acl("g", kind=GROUP, user="bob", operation=AclOperation.READ),
     ]  # fmt: skip
     expected = {"a": False, "ab": True, "b": False, "bc": False, "c": False, "other": True}
     grant = grant_by(found, "ann", everyone=True)
@@ -228,7 +228,7 @@ def test_topics_without_acls_are_open_where_configured() -> None:
 def test_mqtt_topics_have_the_rights_of_their_kafka_topic() -> None:
     rules = Rules([RuleText("plant/{site}/#", "plant-{site}", None)])
     access = AccessList(None, rules)
-    found = [acl("plant-oslo"), acl("plant-", prefixed=True, operation=Operation.READ)]
+    found = [acl("plant-oslo"), acl("plant-", prefixed=True, operation=AclOperation.READ)]
     access.use(AclBook(found, TEMPLATE, everyone=False))
     grant = access.for_client(Identity("ann", "password"))
     for site, may in (("oslo", True), ("rome", False)):

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from typer.testing import CliRunner
 
-from gateway.observe.clients import Clients, Query
+from gateway.observe.clients import ClientList, Query
 from gateway.process.cli import app
 from gateway.runtime.turns import SLICE_S
 from gateway.views.clients import ClientView
@@ -52,7 +52,7 @@ class Somebody:
 async def test_fifty_thousand_are_listed_in_pages_and_others_are_served_meanwhile() -> None:
     everybody = [Somebody(number) for number in range(50_000)]
     ids = sorted(one.identifier for one in everybody if one.identifier)
-    clients = Clients([lambda: everybody[::2], lambda: everybody[1::2]], SimpleNamespace(), Pauses())
+    clients = ClientList([lambda: everybody[::2], lambda: everybody[1::2]], SimpleNamespace(), Pauses())
     gc.disable()  # a look for cycles among all that other tests have made is a long turn, and nobody's fault here
     try:
         turns = [time.thread_time()]

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 from proton.utils import BlockingConnection
 
-from gateway.observe.flow import Flow
+from gateway.observe.flow import FlowSnapshots
 from gateway.runtime.turns import SLICE_S
 from gateway.views.flow import ConnectionFlow, subject
 from gateway.views.pauses import SHORTEST_S, SLOW_READER, Pauses
@@ -54,7 +54,7 @@ async def test_the_paused_and_the_greedy_come_first_and_others_are_served_meanwh
     connections = [Connection(number) for number in range(50_000)]
     for number in (7, 4_711):
         pauses.begin(SLOW_READER, connections[number], connections[number].subject)
-    flow = Flow([lambda: connections[::2], lambda: connections[1::2]], lambda _: [], pauses)
+    flow = FlowSnapshots([lambda: connections[::2], lambda: connections[1::2]], lambda _: [], pauses)
     gc.disable()  # a look for cycles among all that other tests have made is a long turn, and nobody's fault here
     try:
         turns = [time.thread_time()]

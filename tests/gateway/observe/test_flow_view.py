@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from gateway.observe.flow import PausedNow, Snapshot
 from gateway.observe.flow_view import size, view
 from gateway.process.cli import app
-from gateway.views.flow import BudgetFlow, ConnectionFlow, Window
+from gateway.views.flow import BudgetFlow, ConnectionFlow, FlowWindow
 from gateway.views.pauses import NO_CREDIT, PROCESS, PROCESS_BUDGET, Episode, Pause
 
 
@@ -26,7 +26,7 @@ def snapshot(client: str, connections: int) -> Snapshot:
         bytes_limit=4096,
         records=3,
         unwritten=7,
-        windows=[Window("in", True, "t", 9, 4, 5), Window("out", False, "t", 0, 0, 6, Pause(NO_CREDIT))],
+        windows=[FlowWindow("in", True, "t", 9, 4, 5), FlowWindow("out", False, "t", 0, 0, 6, Pause(NO_CREDIT))],
         windows_total=2,
         paused=[Pause(PROCESS_BUDGET, 90.0)],
     )

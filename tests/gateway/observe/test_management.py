@@ -24,7 +24,7 @@ from gateway.kafka.contracts import Refused
 from gateway.net.strangers import StrangersStatistics
 from gateway.observe.client_pages import ClientPages
 from gateway.observe.console import MOST
-from gateway.observe.flow import Flow
+from gateway.observe.flow import FlowSnapshots
 from gateway.observe.management import Management
 from gateway.observe.trace_pages import TracePages
 from gateway.runtime.taps import taps
@@ -41,7 +41,7 @@ LOOPBACK = Address("127.0.0.1:0")
 EVERYWHERE = Address("0.0.0.0:0")
 
 
-NO_FLOW = Flow([], lambda _: [], Pauses())
+NO_FLOW = FlowSnapshots([], lambda _: [], Pauses())
 
 
 async def no_topics() -> TopicsReport:

@@ -10,7 +10,7 @@ from hypothesis import settings, stateful
 from hypothesis import strategies as st
 
 from gateway.presence import ledger
-from gateway.presence.ledger import TOMBSTONE, Ledger, Present
+from gateway.presence.ledger import TOMBSTONE, PresenceLedger, Present
 from gateway.presence.records import MQTT, Ended, SessionKept, decode
 
 KEY = "mqtt/c"
@@ -27,7 +27,7 @@ class Gateway:
         self.sent: deque[bytes] = deque()
         self.read = 0
         self.is_alive = True
-        self.ledger = Ledger(
+        self.ledger = PresenceLedger(
             self.owner,
             is_alive=world.is_alive,
             is_dead=lambda owner: not world.is_alive(owner),
@@ -246,7 +246,7 @@ def test_a_client_id_is_not_taken_from_another_principal() -> None:
     closed: list[str] = []
     log: list[tuple[str, bytes]] = []
     both = {
-        name: Ledger(name, is_alive=lambda _: True, is_dead=lambda _: False, takes_over=lambda _: False)
+        name: PresenceLedger(name, is_alive=lambda _: True, is_dead=lambda _: False, takes_over=lambda _: False)
         for name in ("a/1", "b/1")
     }
     for owner, principal in (("a/1", "ann"), ("b/1", "bob")):
@@ -272,7 +272,7 @@ def test_a_client_id_is_not_taken_from_another_principal() -> None:
 def test_while_kafka_takes_nothing_who_comes_and_goes_is_forgotten(monkeypatch: Any) -> None:
     """The number of waiting states is bounded; a client that was reported online is still reported offline."""
     monkeypatch.setattr(ledger, "MAX_DUE", 10)
-    one = Ledger("a/1", is_alive=lambda _: True, is_dead=lambda _: False, takes_over=lambda _: False)
+    one = PresenceLedger("a/1", is_alive=lambda _: True, is_dead=lambda _: False, takes_over=lambda _: False)
     one.enter("mqtt/told", 0, present("p", []))
     value = one.take("mqtt/told", 0)
     one.apply("mqtt/told", value, own=True)
@@ -288,7 +288,7 @@ def test_while_kafka_takes_nothing_who_comes_and_goes_is_forgotten(monkeypatch: 
 
 
 def test_records_that_are_no_gateways_are_ignored() -> None:
-    one = Ledger("a/1", is_alive=lambda _: True, is_dead=lambda _: False, takes_over=lambda _: False)
+    one = PresenceLedger("a/1", is_alive=lambda _: True, is_dead=lambda _: False, takes_over=lambda _: False)
     closed: list[str] = []
     one.enter(KEY, 0, present("p", closed))
     one.apply(KEY, one.take(KEY, 0), own=True)

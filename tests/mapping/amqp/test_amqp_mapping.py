@@ -17,7 +17,7 @@ from proton import Described, Message, int32, symbol, timestamp, ubyte, uint, ul
 
 from mapping.amqp._native import from_records
 from mapping.amqp._native import to_record as to_record_in_c
-from mapping.amqp.incoming import Destination, Unmappable, gateway_headers, to_record
+from mapping.amqp.incoming import AmqpDestination, Unmappable, gateway_headers, to_record
 from mapping.amqp.outgoing import COORDINATE_NAMES, from_record
 from mapping.amqp.selection import selector
 from mapping.outcomes import Outcome
@@ -28,7 +28,7 @@ from protocols.amqp.sections import MESSAGE_ANNOTATIONS, scan
 from tests.support.amqp_messages import delivery_annotations, messages_of, section, texts
 
 NOW = 1_800_000_000_000
-HERE = Destination("t", b"t", None, None, "ann", gateway_headers("client-1"))
+HERE = AmqpDestination("t", b"t", None, None, "ann", gateway_headers("client-1"))
 
 
 def stored(record: Record, *, offset: int = 42, partition: int = 1) -> Received:

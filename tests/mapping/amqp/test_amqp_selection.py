@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import Message, int32, symbol, timestamp, ubyte, ulong
 
-from mapping.amqp.incoming import Destination, gateway_headers, to_record
+from mapping.amqp.incoming import AmqpDestination, gateway_headers, to_record
 from mapping.amqp.selection import selector
 from mapping.record import AMQP_SECTIONS, AMQP_TYPES, CORRELATION_ID, Headers, Received
 from protocols.amqp.selectors.parser import SelectorError
@@ -21,7 +21,7 @@ NOW = 1_700_000_000_000
 
 def stored(message: Message) -> Received:
     """The record of an AMQP message."""
-    destination = Destination("t", b"t", None, None, "alice", gateway_headers("client"))
+    destination = AmqpDestination("t", b"t", None, None, "alice", gateway_headers("client"))
     record = to_record(bytes(message.encode()), destination, NOW)
     return Received("t", record.key, record.value, record.headers, record.timestamp or NOW, 2, 77)
 

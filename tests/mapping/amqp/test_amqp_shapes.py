@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp import body as amqp_body
-from mapping.amqp.incoming import Destination, Unmappable, gateway_headers, to_record
+from mapping.amqp.incoming import AmqpDestination, Unmappable, gateway_headers, to_record
 from mapping.amqp.outgoing import from_record
 from mapping.record import AMQP_SECTIONS, Received, Record
 from protocols.amqp import primitives
@@ -22,7 +22,7 @@ from protocols.amqp.primitives import DecodeError, Described, Pairs, Raw, decode
 from protocols.amqp.sections import HEADER, MESSAGE_ANNOTATIONS, SEQUENCE, VALUE, scan
 from tests.support.amqp_messages import simple
 
-HERE = Destination("t", b"t", None, None, "anonymous", gateway_headers("client-1"), partitions=4)
+HERE = AmqpDestination("t", b"t", None, None, "anonymous", gateway_headers("client-1"), partitions=4)
 SHAPES = shapes()
 MESSAGES = [message for found in SHAPES.values() for message in found]
 # Each section of each message, to be combined into new messages.

@@ -17,7 +17,7 @@ from loadtest.clients.amqp_messages import FORMS, encodings, jms_text, many_keys
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp import incoming
 from mapping.amqp._native import from_records, to_record, to_records
-from mapping.amqp.incoming import Destination, gateway_headers
+from mapping.amqp.incoming import AmqpDestination, gateway_headers
 from mapping.record import Received, Record
 from protocols.amqp import primitives
 from tests.reference import amqp_mapping
@@ -41,14 +41,14 @@ def test_messages_of_common_clients_are_mapped_in_c(name: str) -> None:
         assert record == incoming.to_record(data, HERE, CAPTURED)
 
 
-def assert_same(data: bytes, destination: Destination) -> None:
+def assert_same(data: bytes, destination: AmqpDestination) -> None:
     """C and Python give the same record or the same error."""
     wanted = fate(incoming.to_record, data, destination, CAPTURED)
     assert fate(to_record, data, destination, CAPTURED) == wanted
 
 
 @given(messages_of(CAPTURED).map(b"".join), st.sampled_from(DESTINATIONS), st.data())
-def test_any_message_gives_the_same_result(data: bytes, destination: Destination, drawn: Any) -> None:
+def test_any_message_gives_the_same_result(data: bytes, destination: AmqpDestination, drawn: Any) -> None:
     if data and drawn.draw(st.booleans()):
         at = drawn.draw(st.integers(0, len(data) - 1))
         data = data[:at] + drawn.draw(st.binary(max_size=2)) + data[at + 1 :]
@@ -67,7 +67,7 @@ RUNS = st.lists(st.sampled_from([*MESSAGES["typical"], *MESSAGES["minimal"], BRO
 
 @given(RUNS, st.integers(0, 7), st.sampled_from(DESTINATIONS), st.sampled_from([CAPTURED, -1, 1 << 64]))
 def test_a_run_ends_before_the_message_that_cannot_be_mapped(
-    run: list[bytes], first: int, destination: Destination, now_ms: int
+    run: list[bytes], first: int, destination: AmqpDestination, now_ms: int
 ) -> None:
     found = mapped_run(to_records, run, first, destination, now_ms)
     assert found == mapped_run(amqp_mapping.to_records, run, first, destination, now_ms)
@@ -161,7 +161,7 @@ def test_what_is_no_message_is_a_type_error() -> None:
 
 def test_nothing_is_leaked() -> None:
     """Memory and references are released, whether C mapped the message, left it to Python or refused it."""
-    own = Destination("t", b"t", None, b"own key", "ann", gateway_headers("own"))
+    own = AmqpDestination("t", b"t", None, b"own key", "ann", gateway_headers("own"))
     names = [name for name, _ in to_record(MESSAGES["typical"][0], own, CAPTURED).headers if name in ("seq", "temp")]
     kept = [own, own.headers, own.headers[0], own.key, *names]
     messages = [one for found in MESSAGES.values() for one in found]

@@ -10,7 +10,7 @@ from proton import Collector, Event, Transport
 from proton import Connection as ProtonConnection
 
 from protocols.amqp.connection import Connection
-from protocols.amqp.endpoints import Limits
+from protocols.amqp.endpoints import EndpointLimits
 from protocols.amqp.events import ConnectionOpened, LinkRequested, SaslInitReceived, TransfersReceived
 from protocols.amqp.links import Link
 from protocols.amqp.sasl import SaslCode
@@ -30,8 +30,10 @@ class Transfer(NamedTuple):
 class Server:
     """Our side with a minimal handler: it accepts every login and every link, and keeps the events."""
 
-    def __init__(self, *, credit: int = 10, limit: int = 1000, limits: Limits | None = None, **options: Any) -> None:
-        self.connection = Connection("server", limits or Limits(), **options)
+    def __init__(
+        self, *, credit: int = 10, limit: int = 1000, limits: EndpointLimits | None = None, **options: Any
+    ) -> None:
+        self.connection = Connection("server", limits or EndpointLimits(), **options)
         self.connection.tick(1000.0)
         self.events: list[Any] = []
         self.links: dict[str, Link] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from proton import symbol
 
-from protocols.amqp.endpoints import Limits
+from protocols.amqp.endpoints import EndpointLimits
 from protocols.amqp.events import (
     ConnectionOpened,
     SaslInitReceived,
@@ -203,7 +203,7 @@ def test_open_must_come_in_time(make_server: Any) -> None:
 
 @pytest.mark.clause("AMQP-2.4.5")
 def test_idle_time_outs_and_heartbeats(make_server: Any, make_peer: Any) -> None:
-    server = make_server(limits=Limits(idle_timeout_s=60))
+    server = make_server(limits=EndpointLimits(idle_timeout_s=60))
     peer = make_peer(server)
     peer.transport.idle_timeout = 40
     peer.open()
@@ -255,7 +255,7 @@ def test_close_by_us_says_why(make_server: Any, make_peer: Any) -> None:
 
 
 def test_what_open_says(make_server: Any, make_peer: Any) -> None:
-    server = make_server(limits=Limits(max_frame_bytes=4096, channel_max=3))
+    server = make_server(limits=EndpointLimits(max_frame_bytes=4096, channel_max=3))
     peer = make_peer(server)
     peer.connection.properties = {symbol("x"): 1}
     peer.connection.desired_capabilities = [symbol("ANONYMOUS-RELAY")]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from proton import Described, Message, Terminus, symbol, ulong
 
-from protocols.amqp.endpoints import Limits
+from protocols.amqp.endpoints import EndpointLimits
 from protocols.amqp.events import Retired, TransactionalTransfer, TransfersReceived
 from protocols.amqp.outcomes import ACCEPTED, STATE_RELEASED
 from protocols.amqp.primitives import DecodeError
@@ -102,7 +102,7 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
 
 
 def play(make_server: Any, data: bytes, rng: random.Random) -> Any:
-    server = make_server(limits=Limits(links_per_session=8, channel_max=7))
+    server = make_server(limits=EndpointLimits(links_per_session=8, channel_max=7))
 
     def react(event: Any) -> None:
         match event:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocols.amqp import outcomes
-from protocols.amqp.endpoints import LEAST_IDLE_MS, UNANSWERED_LIMIT, Limits
+from protocols.amqp.endpoints import LEAST_IDLE_MS, UNANSWERED_LIMIT, EndpointLimits
 from protocols.amqp.events import (
     ConnectionOpened,
     LinkDetached,
@@ -57,7 +57,7 @@ def codes(frames: Any, data: bytes) -> list[int]:
 
 @pytest.mark.clause("AMQP-2.7.1")
 def test_a_channel_above_channel_max(make_server: Any, frames: Any) -> None:
-    server = opened(make_server, frames, limits=Limits(channel_max=1))
+    server = opened(make_server, frames, limits=EndpointLimits(channel_max=1))
     assert codes(frames, feed(server, begin(frames, 1))).count(0x11) == 1
     answer = feed(server, begin(frames, 2))
     assert server.of(ConnectionFailed)[0].code == outcomes.FRAMING_ERROR
@@ -65,14 +65,14 @@ def test_a_channel_above_channel_max(make_server: Any, frames: Any) -> None:
 
 
 def test_many_begins_on_one_channel(make_server: Any, frames: Any) -> None:
-    server = opened(make_server, frames, limits=Limits(channel_max=3))
+    server = opened(make_server, frames, limits=EndpointLimits(channel_max=3))
     answers = b"".join(feed(server, begin(frames)) for _ in range(10))
     assert codes(frames, answers).count(0x11) == 3  # the first session is another one
     assert server.of(ConnectionFailed)[0].code == outcomes.NOT_ALLOWED
 
 
 def test_a_session_that_has_ended_does_not_count(make_server: Any, frames: Any) -> None:
-    server = opened(make_server, frames, limits=Limits(channel_max=0))
+    server = opened(make_server, frames, limits=EndpointLimits(channel_max=0))
     for _ in range(10):
         feed(server, frames.frame(frames.performative(0x17)))
         assert codes(frames, feed(server, begin(frames))).count(0x11) == 1
@@ -80,7 +80,7 @@ def test_a_session_that_has_ended_does_not_count(make_server: Any, frames: Any) 
 
 
 def test_links_that_the_peer_does_not_detach_are_bounded(make_server: Any, frames: Any) -> None:
-    server = opened(make_server, frames, limits=Limits(links_per_session=1))
+    server = opened(make_server, frames, limits=EndpointLimits(links_per_session=1))
     tried = 0
     while not server.connection.closing:
         feed(server, frames.attach(f"l{tried}", tried))
@@ -92,7 +92,7 @@ def test_links_that_the_peer_does_not_detach_are_bounded(make_server: Any, frame
 
 @pytest.mark.parametrize("ending", ["detach", "end"])
 def test_links_that_it_does_detach_are_not(make_server: Any, frames: Any, ending: str) -> None:
-    server = opened(make_server, frames, limits=Limits(links_per_session=1))
+    server = opened(make_server, frames, limits=EndpointLimits(links_per_session=1))
     feed(server, frames.attach("first", 0))
     for number in range(1, 2 * UNANSWERED_LIMIT):
         feed(server, frames.attach(f"l{number}", 1))
@@ -119,7 +119,7 @@ def kept(server: Any) -> int:
 
 
 def test_partial_messages_of_all_links_together_are_bounded(make_server: Any, frames: Any) -> None:
-    server = opened(make_server, frames, limit=10 * PART, limits=Limits(partial_bytes=20 * PART))
+    server = opened(make_server, frames, limit=10 * PART, limits=EndpointLimits(partial_bytes=20 * PART))
     number = partial(server, frames, links=10, parts=2)
     assert kept(server) == 20 * PART
     assert not server.of(LinkDetached)
@@ -137,7 +137,7 @@ def test_partial_messages_of_all_links_together_are_bounded(make_server: Any, fr
 
 @pytest.mark.parametrize("ending", ["completed", "aborted", "detached", "ended", "too large"])
 def test_the_memory_of_a_partial_message_is_released(make_server: Any, frames: Any, ending: str) -> None:
-    server = opened(make_server, frames, limit=4 * PART, limits=Limits(partial_bytes=4 * PART))
+    server = opened(make_server, frames, limit=4 * PART, limits=EndpointLimits(partial_bytes=4 * PART))
     number = partial(server, frames, links=1, parts=4)
     if ending == "completed":
         feed(server, frames.transfer(0, b"", handle=0, first=False))
@@ -165,7 +165,7 @@ def test_the_memory_of_a_partial_message_is_released(make_server: Any, frames: A
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["part", "last", "abort", "detach"])), max_size=40))
 def test_the_count_of_partial_bytes_is_exact(make_server: Any, frames: Any, steps: list[tuple[int, str]]) -> None:
     """On three links, with a limit that some messages exceed, and a common limit that sometimes detaches a link."""
-    limits = Limits(partial_bytes=5 * PART)
+    limits = EndpointLimits(partial_bytes=5 * PART)
     server = opened(make_server, frames, limit=3 * PART, credit=1000, limits=limits)
     numbers: dict[int, int] = {}  # the incomplete delivery, by handle
     names: dict[int, str] = {}
@@ -282,7 +282,7 @@ def test_a_peer_that_ignores_a_detach_is_bounded(make_server: Any, frames: Any) 
 @pytest.mark.parametrize("large", ["name", "address"])
 def test_an_attach_that_the_peer_could_not_take(make_server: Any, frames: Any, refused: bool, large: str) -> None:
     """Part 2.8.15: an attach cannot be split, so the connection ends, and no frame above the peer's limit is sent."""
-    limits = Limits(links_per_session=0 if refused else 1)
+    limits = EndpointLimits(links_per_session=0 if refused else 1)
     server = opened(make_server, frames, max_frame=512, limits=limits)
     name = "n" * 250 if large == "name" else "n"
     target = b"\xb1" + struct.pack(">I", 450) + b"a" * 450 if large == "address" else frames.string("a" * 250)

@@ -9,7 +9,7 @@ import pytest
 from proton import Data, Delivery, Described, int32, symbol, ulong
 
 from protocols.amqp import outcomes, primitives
-from protocols.amqp.endpoints import Limits
+from protocols.amqp.endpoints import EndpointLimits
 from protocols.amqp.events import (
     CreditChanged,
     DeliveriesAccepted,
@@ -146,7 +146,7 @@ def test_a_message_larger_than_the_scratch_buffer(make_server: Any, frames: Any)
 
 @pytest.mark.clause("AMQP-2.7.4")
 def test_the_window_opens_again_with_no_flow_for_a_detached_link(make_server: Any, frames: Any) -> None:
-    limits = Limits(max_frame_bytes=1024, session_window_bytes=20 * 1024)
+    limits = EndpointLimits(max_frame_bytes=1024, session_window_bytes=20 * 1024)
     server = scripted(make_server, frames, limit=1000, limits=limits)
     flows: list[bytes] = []
     for number in range(200):
@@ -176,7 +176,7 @@ def test_an_endless_message_is_cut_off_without_being_kept(make_server: Any, fram
 
 @pytest.mark.clause("AMQP-2.5.6")
 def test_the_session_window_is_enforced(make_server: Any, frames: Any) -> None:
-    limits = Limits(max_frame_bytes=1024, session_window_bytes=4096)
+    limits = EndpointLimits(max_frame_bytes=1024, session_window_bytes=4096)
     server = make_server(limits=limits, credit=1000)
     server.feed(frames.begin() + frames.attach())
     parsed = frames.parse(server.connection.data_to_send())
@@ -189,7 +189,7 @@ def test_the_session_window_is_enforced(make_server: Any, frames: Any) -> None:
 
 
 def test_links_per_session(make_server: Any, frames: Any) -> None:
-    server = make_server(limits=Limits(links_per_session=2))
+    server = make_server(limits=EndpointLimits(links_per_session=2))
     server.feed(frames.begin())
     for number in range(3):
         server.feed(frames.attach(f"l{number}", number))
@@ -199,7 +199,7 @@ def test_links_per_session(make_server: Any, frames: Any) -> None:
 
 
 def test_channel_max(make_server: Any, frames: Any) -> None:
-    server = make_server(limits=Limits(channel_max=1))
+    server = make_server(limits=EndpointLimits(channel_max=1))
     server.feed(frames.begin())
     begin = frames.performative(0x11, frames.NULL, b"\x43", frames.uint(100), frames.uint(100))
     server.feed(frames.frame(begin, channel=1))
@@ -209,7 +209,7 @@ def test_channel_max(make_server: Any, frames: Any) -> None:
 
 
 def test_a_frame_above_max_frame_size(make_server: Any, frames: Any) -> None:
-    server = make_server(limits=Limits(max_frame_bytes=1024))
+    server = make_server(limits=EndpointLimits(max_frame_bytes=1024))
     server.feed(frames.begin() + frames.attach())
     server.feed(frames.transfer(0, bytes(2000)))
     assert isinstance(server.events[-1], ConnectionFailed)
@@ -246,7 +246,7 @@ def test_refusal_is_a_null_terminus_and_a_detach(make_server: Any, make_peer: An
 
 def test_a_refusal_ahead_of_our_open(make_server: Any, frames: Any) -> None:
     """The peer pipelines (part 2.4.1): its attach is refused early, and the answer is kept unchanged until our open."""
-    server = make_server(limits=Limits(links_per_session=0))
+    server = make_server(limits=EndpointLimits(links_per_session=0))
     server.answers = False
     server.feed(frames.begin() + frames.attach(address="pipelined"))
     server.connection.open((), ())
@@ -651,7 +651,7 @@ def test_protons_wrappers_and_our_calls_see_the_same(make_server: Any, make_peer
 
 def test_links_that_are_detached_one_by_one_cost_the_same_each(make_server, make_peer) -> None:
     def detach(count: int) -> int:
-        server = make_server(limits=Limits(links_per_session=count))
+        server = make_server(limits=EndpointLimits(links_per_session=count))
         peer = make_peer(server)
         session = peer.open()
         receivers = [session.receiver(f"r-{number}") for number in range(count)]

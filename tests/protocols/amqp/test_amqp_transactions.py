@@ -20,7 +20,7 @@ from protocols.amqp.events import (
     TransferUnfit,
 )
 from protocols.amqp.links import TerminusKind
-from protocols.amqp.outcomes import STATE_ACCEPTED, Error, State, rejected
+from protocols.amqp.outcomes import STATE_ACCEPTED, DeliveryState, Error, rejected
 from protocols.amqp.primitives import DecodeError
 from protocols.amqp.transactions import (
     DECLARED,
@@ -40,10 +40,12 @@ conditions = st.from_regex(r"[a-z:-]{1,40}", fullmatch=True)
 errors = st.builds(Error, conditions, st.text(max_size=100))
 states = st.one_of(
     st.just(STATE_ACCEPTED),
-    st.just(State(outcomes.RELEASED)),
-    st.builds(lambda error: State(outcomes.REJECTED, error=error), st.none() | errors),
+    st.just(DeliveryState(outcomes.RELEASED)),
+    st.builds(lambda error: DeliveryState(outcomes.REJECTED, error=error), st.none() | errors),
     st.builds(
-        lambda a, b: State(outcomes.MODIFIED, delivery_failed=a, undeliverable_here=b), st.booleans(), st.booleans()
+        lambda a, b: DeliveryState(outcomes.MODIFIED, delivery_failed=a, undeliverable_here=b),
+        st.booleans(),
+        st.booleans(),
     ),
 )
 
@@ -93,7 +95,7 @@ def test_any_bytes_are_a_command_or_refused(data: bytes) -> None:
 
 
 @given(st.binary(min_size=1, max_size=32), st.none() | states)
-def test_states_come_back(txn_id: bytes, state: State | None) -> None:
+def test_states_come_back(txn_id: bytes, state: DeliveryState | None) -> None:
     encoded = transactional_state(txn_id, state)
     fields, end = primitives.decode(encoded, 0, len(encoded))
     assert end == len(encoded)

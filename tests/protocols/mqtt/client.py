@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from protocols.connection import ConnectionFailed
-from protocols.mqtt.connection import Connection, Limits, State
+from protocols.mqtt.connection import Connection, PacketLimits, State
 from protocols.mqtt.encoding import prepare_publish
 from protocols.mqtt.properties import NONE, Properties
 from tests.protocols.mqtt.wire import wire
@@ -16,14 +16,14 @@ CONNECT_31 = "10 * s'MQIsdp' 03 02 000a s'me'"
 CONNECTS = {5: CONNECT_5, 4: CONNECT_311, 3: CONNECT_31}
 
 
-def new(limits: Limits | None = None) -> Connection:
+def new(limits: PacketLimits | None = None) -> Connection:
     connection = Connection(limits)
     assert connection.tick(100.0) == []
     return connection
 
 
 def opened(
-    version: int = 5, announced: Properties = NONE, limits: Limits | None = None, connect: str | None = None
+    version: int = 5, announced: Properties = NONE, limits: PacketLimits | None = None, connect: str | None = None
 ) -> Connection:
     connection = new(limits)
     say(connection, connect or CONNECTS[version])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocols.errors import UsageError
 from protocols.mqtt.aliases import TOPICS_PER_ALIAS, USES_PER_ALIAS, TopicAliases
-from protocols.mqtt.connection import Connection, Limits
+from protocols.mqtt.connection import Connection, PacketLimits
 from protocols.mqtt.decoding import decode_packet
 from protocols.mqtt.encoding import prepare_publish
 from protocols.mqtt.packets import Publish, Version
@@ -17,7 +17,7 @@ from tests.protocols.mqtt.client import CONNECTS, opened, say, send_publish
 from tests.protocols.mqtt.wire import wire
 
 
-def taking(maximum: int, packet_size: int | None = None, limits: Limits | None = None) -> Connection:
+def taking(maximum: int, packet_size: int | None = None, limits: PacketLimits | None = None) -> Connection:
     size = "" if packet_size is None else f"27 {packet_size:08x}"
     return opened(connect=f"10 * s'MQTT' 05 02 000a v 22 {maximum:04x} {size} ; s'me'", limits=limits)
 
@@ -78,13 +78,13 @@ def test_no_alias_for_a_client_that_takes_none(connect: str) -> None:
 
 
 def test_we_give_as_many_as_our_limit_says() -> None:
-    connection = taking(65_535, limits=Limits(outgoing_aliases=2))
+    connection = taking(65_535, limits=PacketLimits(outgoing_aliases=2))
     client = Client(2)
     for _ in range(3):
         for number in range(9):
             send_publish(connection, f"plant/{number}", b"")
     assert len(client.read(connection.data_to_send())) == 27
-    connection = taking(10, limits=Limits(outgoing_aliases=0))
+    connection = taking(10, limits=PacketLimits(outgoing_aliases=0))
     for _ in range(3):
         send_publish(connection, "plant/1", b"")
     assert b"\x23" not in connection.data_to_send()

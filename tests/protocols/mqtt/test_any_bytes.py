@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocols.connection import ConnectionFailed
 from protocols.mqtt import packets
-from protocols.mqtt.connection import Connection, Limits, State
+from protocols.mqtt.connection import Connection, PacketLimits, State
 from protocols.mqtt.decoding import decode_packet
 from protocols.mqtt.packets import Packet, Version
 from protocols.mqtt.properties import TABLE, WILL, Kind, Properties
@@ -176,7 +176,7 @@ class Server:
 
     def __init__(self, acknowledges: bool = True) -> None:
         self.acknowledges = acknowledges
-        self.connection = Connection(Limits(max_packet_bytes=100_000))
+        self.connection = Connection(PacketLimits(max_packet_bytes=100_000))
         self.connection.tick(0.0)
         self.events: list[Any] = []
         self.sent = b""

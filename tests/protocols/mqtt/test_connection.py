@@ -9,7 +9,7 @@ import pytest
 from protocols.connection import ConnectionFailed
 from protocols.errors import UsageError
 from protocols.mqtt import packets
-from protocols.mqtt.connection import Connection, Limits, State
+from protocols.mqtt.connection import Connection, PacketLimits, State
 from protocols.mqtt.encoding import prepare_publish
 from protocols.mqtt.packets import Subscription, Version
 from protocols.mqtt.properties import Properties
@@ -189,7 +189,7 @@ def test_what_is_sent_ahead_is_held_to_what_connack_announces() -> None:
 
 
 def test_what_is_sent_ahead_is_bounded() -> None:
-    connection = new(Limits(max_held_bytes=10))
+    connection = new(PacketLimits(max_held_bytes=10))
     say(connection, CONNECT_5)
     assert connection.receive_data(b"x" * 10) == []
     assert failed(connection.receive_data(b"x")) == "0x97"
@@ -257,7 +257,7 @@ def test_silence_is_not_judged_while_nobody_reads() -> None:
 
 
 def test_connect_has_its_time() -> None:
-    connection = new(Limits(connect_timeout_s=5.0))
+    connection = new(PacketLimits(connect_timeout_s=5.0))
     assert connection.next_deadline() == 105.0
     connection.receive_data(wire(CONNECT_5)[:-1])
     assert connection.next_deadline() == 105.0
@@ -319,8 +319,8 @@ def test_an_acknowledgement_makes_room() -> None:
     assert failed(say(connection, "34 * s't' 0002 00")) == "0x93"
 
 
-@pytest.mark.parametrize(("version", "limits"), [(5, Limits(enforce_receive_maximum=False)), (4, Limits())])
-def test_receive_maximum_is_tolerated(version: int, limits: Limits) -> None:
+@pytest.mark.parametrize(("version", "limits"), [(5, PacketLimits(enforce_receive_maximum=False)), (4, PacketLimits())])
+def test_receive_maximum_is_tolerated(version: int, limits: PacketLimits) -> None:
     connection = opened(version, Properties(receive_maximum=1), limits)
     none = "00" if version == 5 else ""
     assert len(say(connection, *(f"32 * s't' {number:04x} {none}" for number in range(1, 50)))) == 49
@@ -417,11 +417,11 @@ def test_subscriptions_that_are_not_available(announced: Properties, subscribe: 
 
 
 def test_size_is_judged_before_the_body() -> None:
-    connection = new(Limits(max_connect_bytes=100))
+    connection = new(PacketLimits(max_connect_bytes=100))
     assert failed(connection.receive_data(bytes.fromhex("10ff01"))) == "0x95"
-    connection = opened(limits=Limits(max_packet_bytes=1000))
+    connection = opened(limits=PacketLimits(max_packet_bytes=1000))
     assert failed(connection.receive_data(bytes.fromhex("30e907"))) == "0x95"
-    connection = opened(limits=Limits(max_packet_bytes=1000))
+    connection = opened(limits=PacketLimits(max_packet_bytes=1000))
     assert connection.receive_data(bytes.fromhex("30e507")) == []
 
 
@@ -563,7 +563,7 @@ def test_the_window_is_the_client_s_receive_maximum() -> None:
 
 
 def test_ours_is_the_smaller_one() -> None:
-    assert opened(limits=Limits(outgoing_inflight=5)).outbound.limit == 5
+    assert opened(limits=PacketLimits(outgoing_inflight=5)).outbound.limit == 5
     assert opened(4).outbound.limit == 1000
 
 
@@ -653,7 +653,7 @@ def test_a_message_is_sent_again_under_its_old_identifier() -> None:
 
 
 def test_identifiers_go_round_and_miss_those_in_use() -> None:
-    connection = opened(limits=Limits(outgoing_inflight=65_535))
+    connection = opened(limits=PacketLimits(outgoing_inflight=65_535))
     send_publish(connection, "t", b"", 1, packet_id=3)
     taken = []
     for _ in range(65_540):
@@ -869,7 +869,7 @@ def test_no_method_for_whom_named_none() -> None:
 
 @pytest.mark.clause("MQTT-3.1.2-22")
 def test_keep_alive_counts_while_the_client_is_to_answer() -> None:
-    connection = new(Limits(connect_timeout_s=20.0))
+    connection = new(PacketLimits(connect_timeout_s=20.0))
     say(connection, "10 * s'MQTT' 05 02 0002 v 15 s'M' ; s'me'")
     assert connection.next_deadline() == 120.0  # ours to answer
     connection.tick(110.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protocols.errors import UsageError
 from protocols.mqtt import packets
-from protocols.mqtt.connection import Connection, Limits
+from protocols.mqtt.connection import Connection, PacketLimits
 from protocols.mqtt.properties import NONE, Properties
 from tests.protocols.mqtt.client import CONNECT_5, CONNECTS, failed, new, say, send_publish
 from tests.protocols.mqtt.wire import wire
@@ -25,7 +25,7 @@ def resumed(
     reserved: Iterable[int] = (),
     announced: Properties = NONE,
     connect: str = CONNECT_5,
-    limits: Limits | None = None,
+    limits: PacketLimits | None = None,
 ) -> Connection:
     connection = new(limits)
     say(connection, connect)
@@ -111,7 +111,7 @@ def test_a_reserved_identifier_is_for_its_own_message() -> None:
 
 def test_a_reserved_identifier_is_free_when_its_message_is_too_large() -> None:
     connection = resumed(
-        reserved=[1], connect="10 * s'MQTT' 05 02 000a v 27 00000014 ; s'me'", limits=Limits(outgoing_inflight=1)
+        reserved=[1], connect="10 * s'MQTT' 05 02 000a v 27 00000014 ; s'me'", limits=PacketLimits(outgoing_inflight=1)
     )
     assert send_publish(connection, "t", b"x" * 13, 1, dup=True, packet_id=1) is None
     assert connection.outbound.used == 0

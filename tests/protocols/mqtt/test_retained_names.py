@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.mqtt.retained_names import STEP, NameTrie, _Node
+from protocols.mqtt.retained_names import STEP, NameTrie, _NameNode
 
 LEVEL = st.sampled_from(["a", "b", "c", "", "$x", "$SYS", "é"])
 NAME = st.lists(LEVEL, min_size=1, max_size=6).map("/".join).filter(bool)
@@ -116,11 +116,11 @@ def test_names_that_come_and_go_do_not_disturb_a_search(
 
 def count_nodes(names: NameTrie) -> int:
     """Count the nodes below the root; each must be a branching point."""
-    waiting: list[_Node | str] = list(names._root.children.values())
+    waiting: list[_NameNode | str] = list(names._root.children.values())
     count = 0
     while waiting:
         node = waiting.pop()
-        if isinstance(node, _Node):
+        if isinstance(node, _NameNode):
             count += 1
             assert len(node.children) + (node.name is not None) > 1
             waiting.extend(node.children.values())

@@ -20,10 +20,10 @@ from protocols.rest.streams.live_messages import (
     Acknowledge,
     BadMessage,
     Credit,
-    Produce,
+    LiveProduce,
+    LiveSubscribe,
+    LiveUnsubscribe,
     Release,
-    Subscribe,
-    Unsubscribe,
     delivery_message,
     failed,
     record_message,
@@ -33,16 +33,16 @@ from tests.support.websocket import CLOSE, CONTINUATION, PING, PONG, TEXT, close
 SAID: list[tuple[dict[str, Any], Any]] = [
     (
         {"type": "produce", "id": "1", "topic": "t", "records": [{"value": 1}], "format": "text", "partition": 2},
-        Produce(id="1", topic="t", records=msgspec.Raw(b'[{"value": 1}]'), format=Format.TEXT, partition=2),
+        LiveProduce(id="1", topic="t", records=msgspec.Raw(b'[{"value": 1}]'), format=Format.TEXT, partition=2),
     ),
     (
         {"type": "subscribe", "id": "s", "topic": "t", "from": "0:1", "key": ["a"], "credit": 5},
-        Subscribe(id="s", topic="t", start="0:1", key=("a",), credit=5),
+        LiveSubscribe(id="s", topic="t", start="0:1", key=("a",), credit=5),
     ),
     ({"type": "credit", "id": "s", "credit": 3}, Credit(id="s", credit=3)),
     ({"type": "ack", "id": "s", "deliveries": [1, 2]}, Acknowledge(id="s", deliveries=(1, 2))),
     ({"type": "release", "id": "s", "deliveries": [3], "failed": True}, Release(id="s", deliveries=(3,), failed=True)),
-    ({"type": "unsubscribe", "id": "s"}, Unsubscribe(id="s")),
+    ({"type": "unsubscribe", "id": "s"}, LiveUnsubscribe(id="s")),
 ]
 STREAM = b"".join(frame(json.dumps(message).encode(), TEXT) for message, _ in SAID) + frame(b"?", PING)
 

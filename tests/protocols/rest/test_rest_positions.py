@@ -11,7 +11,7 @@ from protocols.rest.positions import (
     BEGINNING,
     LARGEST_OFFSET,
     LARGEST_PARTITION,
-    Wanted,
+    WantedPosition,
     format_position,
     parse_position,
     wanted,
@@ -40,12 +40,12 @@ def test_an_invalid_position_is_refused(text: str) -> None:
 
 
 def test_ways_to_give_the_start_exclude_each_other() -> None:
-    assert wanted({}) == Wanted()
-    assert wanted({"from": "beginning", "partition": 2}) == Wanted(edge=BEGINNING, partition=2)
-    assert wanted({"from": "0:7"}) == Wanted(position={0: 7})
-    assert wanted({"offset": 7, "partition": 1}) == Wanted(position={1: 7}, partition=1)
-    assert wanted({"timestamp": 5}) == Wanted(timestamp=5)
-    assert wanted({"from": "end"}, "0:3") == Wanted(position={0: 3}), "who comes back goes on where it was"
+    assert wanted({}) == WantedPosition()
+    assert wanted({"from": "beginning", "partition": 2}) == WantedPosition(edge=BEGINNING, partition=2)
+    assert wanted({"from": "0:7"}) == WantedPosition(position={0: 7})
+    assert wanted({"offset": 7, "partition": 1}) == WantedPosition(position={1: 7}, partition=1)
+    assert wanted({"timestamp": 5}) == WantedPosition(timestamp=5)
+    assert wanted({"from": "end"}, "0:3") == WantedPosition(position={0: 3}), "who comes back goes on where it was"
     for contradiction in ({"offset": 1}, {"from": "end", "timestamp": 1}, {"offset": 1, "partition": 0, "from": "end"}):
         with pytest.raises(RestError) as caught:
             wanted(contradiction)

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from gateway.rest.server.openapi_pages import load_contract
 from protocols.rest.contract import Operation
 from protocols.rest.errors import RestError
-from protocols.rest.routes import Router
+from protocols.rest.routes import Routes
 
 OPERATIONS = load_contract().operations
-ROUTER = Router(OPERATIONS.values())
+ROUTER = Routes(OPERATIONS.values())
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda one: f"{one.method} {one.template}")

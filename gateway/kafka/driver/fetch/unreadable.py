@@ -25,7 +25,7 @@ class UnreadableStatistics(msgspec.Struct, frozen=True):
     offsets_total: Annotated[int, counter("offsets of these, summed over all readers")]
 
 
-class Unreadable:
+class UnreadableCounter:
     """Counts each step; logs a partition once a minute, however many readers step over the same place."""
 
     def __init__(self) -> None:
@@ -47,5 +47,5 @@ class Unreadable:
         return UnreadableStatistics(self._batches, self._offsets)
 
 
-unreadable: Final = Unreadable()
+unreadable: Final = UnreadableCounter()
 """The one of this process."""

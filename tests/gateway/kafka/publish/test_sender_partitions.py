@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 from aiokafka.admin import NewPartitions, NewTopic
 
-from gateway.kafka.publish.sender_partitions import REMEMBERED, Places, Sender
+from gateway.kafka.publish.sender_partitions import REMEMBERED, Places, RememberedSender
 from mapping.outcomes import Outcome
 from mapping.record import Record
 from tests.support.topics import until_led
@@ -30,7 +30,7 @@ async def test_a_senders_records_lie_in_order_in_one_partition(bootstrap, new_to
     topic = await new_topic(partitions=3)
     async with kit(bootstrap, batch_bytes=2000) as k:
         owner = k.recorder()
-        senders = [Sender(lasting=True) for _ in range(4)]
+        senders = [RememberedSender(lasting=True) for _ in range(4)]
         for number in range(300):
             for index, sender in enumerate(senders):
                 tokens = [(index, number, place) for place in range(3)]
@@ -59,13 +59,13 @@ async def test_senders_are_spread_and_make_room_when_they_leave(bootstrap, new_t
     topic = await new_topic(partitions=3)
     async with kit(bootstrap) as k:
         owner = k.recorder()
-        senders = [Sender(lasting=True) for _ in range(9)]
+        senders = [RememberedSender(lasting=True) for _ in range(9)]
         homes = [await send(k, topic, sender, owner, number) for number, sender in enumerate(senders)]
         assert sorted(Counter(homes).values()) == [3, 3, 3]
         for sender, home in zip(senders, homes, strict=True):
             if home == 1:
                 sender.leave()
-        again = [await send(k, topic, Sender(lasting=True), owner, f"again {number}") for number in range(3)]
+        again = [await send(k, topic, RememberedSender(lasting=True), owner, f"again {number}") for number in range(3)]
         assert again == [1, 1, 1]
 
 
@@ -73,12 +73,12 @@ async def test_a_backlog_counts_as_senders_do(bootstrap, new_topic, kit):
     topic = await new_topic(partitions=2)
     async with kit(bootstrap, batch_bytes=1024) as k:
         owner = k.recorder()
-        busy = Sender(lasting=True)
+        busy = RememberedSender(lasting=True)
         home = await send(k, topic, busy, owner, "first")
         for number in range(200):
             k.publisher.submit(Record(topic, None, b"x" * 500), owner, number, busy)
         for number in range(20):  # before any of the backlog is sent
-            k.publisher.submit(Record(topic, None, b"v"), owner, f"other {number}", Sender(lasting=True))
+            k.publisher.submit(Record(topic, None, b"v"), owner, f"other {number}", RememberedSender(lasting=True))
         assert await k.publisher.drain(60)
         assert [partition_of(owner, f"other {number}") for number in range(20)] == [1 - home] * 20
 
@@ -94,7 +94,7 @@ async def test_a_named_sender_comes_back_to_its_place(bootstrap, new_topic, kit)
             homes[number] = await send(k, topic, sender, owner, number)
             sender.leave()
             crowd = [
-                Sender(lasting=True) for _ in range(number)
+                RememberedSender(lasting=True) for _ in range(number)
             ]  # so that a choice by load would give another partition
             for place, other in enumerate(crowd):
                 await send(k, topic, other, owner, (number, place))
@@ -117,7 +117,7 @@ async def test_an_unknown_name_finds_the_same_place_at_every_gateway(bootstrap, 
 async def test_what_waits_for_an_unknown_topic_keeps_its_order(bootstrap, kit, read_topic):
     name = "new-" + uuid.uuid4().hex
     async with kit(bootstrap, create=True, topic_partitions=3, batch_bytes=1024) as k:
-        owner, sender = k.recorder(), Sender(lasting=True)
+        owner, sender = k.recorder(), RememberedSender(lasting=True)
         for number in range(500):
             k.publisher.submit(Record(name, None, b"%d" % number), owner, number, sender)
         await k.until(lambda: len(owner.fates) == 500)
@@ -129,13 +129,13 @@ async def test_what_waits_for_an_unknown_topic_keeps_its_order(bootstrap, kit, r
 async def test_new_partitions_are_for_new_senders(bootstrap, new_topic, kit, admin):
     topic = await new_topic(partitions=1)
     async with kit(bootstrap) as k:
-        owner, old = k.recorder(), Sender(lasting=True)
+        owner, old = k.recorder(), RememberedSender(lasting=True)
         assert await send(k, topic, old, owner, "before") == 0
         await admin.create_partitions({topic: NewPartitions(3)})
         async with asyncio.timeout(60):
             while k.publisher.known_topic(topic).partitions < 3:
                 await k.topics.refresh()
-        assert {await send(k, topic, Sender(lasting=True), owner, number) for number in range(2)} == {1, 2}
+        assert {await send(k, topic, RememberedSender(lasting=True), owner, number) for number in range(2)} == {1, 2}
         assert await send(k, topic, old, owner, "after") == 0
 
 
@@ -143,7 +143,7 @@ async def test_a_topic_made_anew_with_fewer_partitions_has_a_place_for_every_sen
     topic = await new_topic(partitions=4)
     async with kit(bootstrap, request_timeout_s=2) as k:
         owner = k.recorder()
-        senders = [Sender(lasting=True) for _ in range(4)]
+        senders = [RememberedSender(lasting=True) for _ in range(4)]
         homes = [await send(k, topic, sender, owner, number) for number, sender in enumerate(senders)]
         assert set(homes) == {0, 1, 2, 3}
         await admin.delete_topics([topic])
@@ -168,7 +168,7 @@ async def test_a_topic_made_anew_with_fewer_partitions_has_a_place_for_every_sen
 async def test_senders_leave_a_partition_without_a_leader_when_nothing_is_in_flight(bootstrap, new_topic, kit):
     topic = await new_topic(partitions=3)
     async with kit(bootstrap) as k:
-        owner, sender = k.recorder(), Sender(lasting=True)
+        owner, sender = k.recorder(), RememberedSender(lasting=True)
         home = await send(k, topic, sender, owner, "with a leader")
         writer = k.publisher._writers[topic]
         known = writer.info
@@ -195,7 +195,9 @@ async def test_requests_share_a_batch_and_then_take_turns(bootstrap, new_topic, 
         await k.publisher.topic(topic)
         for number in range(30):  # in one turn of the loop
             for place in range(2):
-                k.publisher.submit(Record(topic, None, b"v"), owner, (number, place), Sender() if place else None)
+                k.publisher.submit(
+                    Record(topic, None, b"v"), owner, (number, place), RememberedSender() if place else None
+                )
         await k.until(lambda: len(owner.fates) == 60)
         assert k.publisher.statistics().batches == 1
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.kafka.cluster.topic_info import TopicIdentity
 from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.distributor import PIECE_BYTES, PIECE_RECORDS, Distributor
-from gateway.kafka.read.watched_topics import Partition, Topic, Watch
+from gateway.kafka.read.watched_topics import Watch, WatchedPartition, WatchedTopic
 from mapping.record import Received
 from tests.support.reader_kit import Sink
 
@@ -52,17 +52,17 @@ class Bench:
     """A partition with watches; notes subscribers that fall behind, with the offset."""
 
     def __init__(self, *fanouts: Any) -> None:
-        self.topic = Topic("fan", TopicIdentity(b""))
+        self.topic = WatchedTopic("fan", TopicIdentity(b""))
         for fanout in fanouts:
             self.topic.add(fanout, {})
-        self.part = self.topic.partitions[PLACE] = Partition(self.topic, FIRST)
+        self.part = self.topic.partitions[PLACE] = WatchedPartition(self.topic, FIRST)
         self.fell: dict[Subscriber, int] = {}
         self.distributor = Distributor(self.topic.partitions, self._fall_behind)
         self.turns = 0
         self.distributor.written = self._turn
 
     def _fall_behind(
-        self, part: Partition, watch: Watch, subscriber: Subscriber, partition: TopicPartition, offset: int
+        self, part: WatchedPartition, watch: Watch, subscriber: Subscriber, partition: TopicPartition, offset: int
     ) -> None:
         assert (part, partition) == (self.part, PLACE)
         assert subscriber not in self.fell

@@ -10,7 +10,7 @@ from aiokafka.cluster import ClusterMetadata
 
 from gateway.kafka.cluster.topic_info import TopicIdentity
 from gateway.kafka.read.metadata_follower import MetadataFollower
-from gateway.kafka.read.watched_topics import Partition, Topic
+from gateway.kafka.read.watched_topics import WatchedPartition, WatchedTopic
 
 
 async def test_metadata_during_the_stop_trigger_no_request(readers: Any) -> None:
@@ -20,8 +20,8 @@ async def test_metadata_during_the_stop_trigger_no_request(readers: Any) -> None
         asked.append(readers.spawn(work))
         return asked[-1]
 
-    topic = Topic("gone", TopicIdentity(b""))
-    read = {TopicPartition("gone", 0): Partition(topic, 0)}
+    topic = WatchedTopic("gone", TopicIdentity(b""))
+    read = {TopicPartition("gone", 0): WatchedPartition(topic, 0)}
     follower = MetadataFollower(readers.lookup, spawn, {"gone": topic}, read, lambda: None, *(lambda _: None,) * 3)
     follower.check_consumer_metadata(ClusterMetadata())  # it lacks the topic
     assert len(asked) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.kafka.contracts import Refused
-from gateway.kafka.read.start_positions import AtOffset, AtTime, BeyondEnd, Place, Start, starting_offsets
+from gateway.kafka.read.start_positions import AtOffset, AtTime, BeyondEnd, Start, StartPosition, starting_offsets
 from mapping.outcomes import Outcome
 
 FIRST_TIME = 1_700_000_000_000
@@ -25,9 +25,9 @@ async def fill(producer: Any, topic: str) -> None:
 
 
 OFFSETS: list[tuple[Start, int | None, dict[int, int]]] = [
-    (Place.BEGINNING, None, {0: 0, 1: 0, 2: 0}),
-    (Place.LAST, None, {0: 9, 1: 3, 2: 0}),
-    (Place.END, None, {}),
+    (StartPosition.BEGINNING, None, {0: 0, 1: 0, 2: 0}),
+    (StartPosition.LAST, None, {0: 9, 1: 3, 2: 0}),
+    (StartPosition.END, None, {}),
     (AtOffset(7), 0, {0: 7}),
     (AtOffset(10), 0, {0: 10}),
     (AtTime(FIRST_TIME + 2500), None, {0: 3, 1: 3, 2: 0}),
@@ -44,7 +44,7 @@ async def test_offsets(readers: Any, producer: Any, new_topic: Any) -> None:
     with pytest.raises(BeyondEnd, match="ends at offset 10 in partition 0"):
         await starting_offsets(readers.lookup, topic, AtOffset(11), 0)
     with pytest.raises(Refused) as refused:
-        await starting_offsets(readers.lookup, topic, Place.END, 3)
+        await starting_offsets(readers.lookup, topic, StartPosition.END, 3)
     assert refused.value.outcome is Outcome.UNKNOWN_TOPIC
 
 

@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.partitioner import partition_of
-from gateway.kafka.publish.sender_partitions import Sender
+from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.kafka.transactions import kafka_transaction as module
 from gateway.kafka.transactions.kafka_transaction import KafkaTransaction, TransactionFailed, Transactions
 from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
@@ -24,7 +24,7 @@ from mapping.outcomes import Outcome
 from mapping.record import Record
 
 WAIT_S = 60.0
-SENDER = Sender()
+SENDER = RememberedSender()
 BUSY = Result(outcome=Outcome.BUSY, reason="rolled back")
 
 

@@ -27,7 +27,7 @@ from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.registry.upkeep import Upkeep
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.deliveries import DeliveryParts
-from gateway.mqtt.session.lifecycle import TABLE, Action, Event, State
+from gateway.mqtt.session.lifecycle import TABLE, Action, Event, SessionState
 from gateway.mqtt.session.qos2 import Qos2Parts
 from gateway.mqtt.session.session import Session, SessionParts
 from gateway.mqtt.session.shared import ShareParts
@@ -61,9 +61,9 @@ STORED = Result(Outcome.STORED)
 class Watched(Sessions):
     """Sessions that record their steps."""
 
-    expected: State | None = None
+    expected: SessionState | None = None
     wrong: list[str]
-    steps: list[tuple[State, Event, Action]]
+    steps: list[tuple[SessionState, Event, Action]]
 
     def _on(self, client_id: str, event: Event) -> Action:
         before = self.state(client_id)
@@ -182,7 +182,7 @@ class World:
     # what can be asked, and done
 
     @property
-    def state(self) -> State:
+    def state(self) -> SessionState:
         return self.sessions.state(ID)
 
     @property
@@ -268,13 +268,13 @@ class World:
             case Event.DISCONNECT:
                 assert self.session is not None
                 self.sessions.leave(self.session, with_will=True)
-            case Event.END if self.state is State.OPENING:
+            case Event.END if self.state is SessionState.OPENING:
                 await self.kafka_answers(Result(Outcome.BUSY))
-            case Event.END if self.state is State.CONNECTED:
+            case Event.END if self.state is SessionState.CONNECTED:
                 assert self.session is not None
                 self.session.expiry = 0
                 self.sessions.leave(self.session, with_will=True)
-            case Event.END if self.state in {State.SAVING, State.AWAY}:
+            case Event.END if self.state in {SessionState.SAVING, SessionState.AWAY}:
                 self.now_ms += 61_000
                 self.sessions.keep_deadlines()
             case Event.END:
@@ -287,7 +287,7 @@ class World:
                 self.upkeep._save_positions()
                 await self.kafka_answers()
                 self.upkeep._save_positions()
-            case Event.RELEASED if self.state is State.ELSEWHERE:
+            case Event.RELEASED if self.state is SessionState.ELSEWHERE:
                 await self.foreign(INFLIGHT, InflightRecord("nonce", record.epoch, released_by=OTHER))
                 await self.connect()
             case Event.RELEASED:
@@ -330,58 +330,61 @@ class World:
 
 
 AT_HOME = (Event.CONNECT, Event.READY)
-PATHS: dict[State, tuple[Event, ...]] = {
-    State.ABSENT: (),
-    State.ELSEWHERE: (Event.CLAIMED,),
-    State.CLAIMING: (Event.CLAIMED, Event.CLAIM),
-    State.OPENING: (Event.CONNECT,),
-    State.CONNECTED: AT_HOME,
-    State.SAVING: (*AT_HOME, Event.DISCONNECT),
-    State.AWAY: (*AT_HOME, Event.DISCONNECT, Event.SAVED),
+PATHS: dict[SessionState, tuple[Event, ...]] = {
+    SessionState.ABSENT: (),
+    SessionState.ELSEWHERE: (Event.CLAIMED,),
+    SessionState.CLAIMING: (Event.CLAIMED, Event.CLAIM),
+    SessionState.OPENING: (Event.CONNECT,),
+    SessionState.CONNECTED: AT_HOME,
+    SessionState.SAVING: (*AT_HOME, Event.DISCONNECT),
+    SessionState.AWAY: (*AT_HOME, Event.DISCONNECT, Event.SAVED),
 }
 CELLS = [(state, event) for state, row in TABLE.items() for event in row]
 
 
-async def walk(world: World, state: State, event: Event) -> None:
+async def walk(world: World, state: SessionState, event: Event) -> None:
     """Bring the client id into a state from which the event can follow."""
     path = PATHS[state]
     if event is Event.FAIL:
-        path = (*PATHS[State.AWAY], Event.CONNECT)
-    elif (state, event) == (State.AWAY, Event.CLAIM):
-        path = PATHS[State.CLAIMING]
-    elif (state, event) == (State.ELSEWHERE, Event.RELEASED):
+        path = (*PATHS[SessionState.AWAY], Event.CONNECT)
+    elif (state, event) == (SessionState.AWAY, Event.CLAIM):
+        path = PATHS[SessionState.CLAIMING]
+    elif (state, event) == (SessionState.ELSEWHERE, Event.RELEASED):
         path = (Event.MOVED,)  # whom its record does not ask for anybody
-    elif state is State.OPENING and event in {Event.OUTDATED, Event.DELETED}:
-        path = (*PATHS[State.AWAY], Event.CONNECT)
+    elif state is SessionState.OPENING and event in {Event.OUTDATED, Event.DELETED}:
+        path = (*PATHS[SessionState.AWAY], Event.CONNECT)
     for before in path:
         await world.happen(before)
-    if state is State.AWAY and event is Event.CLAIM:
+    if state is SessionState.AWAY and event is Event.CLAIM:
         world.stop_connect()  # nobody has answered
-    await world.kafka_answers() if state not in {State.OPENING, State.CLAIMING} else await world.settle_down()
-    if state is State.OPENING and event in {Event.OUTDATED, Event.DELETED}:
+    await world.kafka_answers() if state not in {
+        SessionState.OPENING,
+        SessionState.CLAIMING,
+    } else await world.settle_down()
+    if state is SessionState.OPENING and event in {Event.OUTDATED, Event.DELETED}:
         world.sessions._unread.clear()  # ours is before it in the log
-    elif state is State.SAVING and event is Event.RIVAL:
+    elif state is SessionState.SAVING and event is Event.RIVAL:
         world.sessions._unread[ID] = world.record.epoch  # ours is behind it in the log
 
 
 def test_every_state_can_be_reached_and_what_others_write_has_an_answer() -> None:
-    assert set(TABLE) == set(State) == set(PATHS)
+    assert set(TABLE) == set(SessionState) == set(PATHS)
     assert {action for row in TABLE.values() for action, _ in row.values()} == set(Action)
-    assert {after for row in TABLE.values() for _, after in row.values()} == set(State)
+    assert {after for row in TABLE.values() for _, after in row.values()} == set(SessionState)
     foreign = (Event.CLAIMED, Event.MOVED, Event.OUTDATED, Event.DELETED)  # from other gateways' records
     missing = {(state, event) for state, row in TABLE.items() for event in foreign if event not in row}
-    assert missing == {(State.ABSENT, Event.OUTDATED)}
+    assert missing == {(SessionState.ABSENT, Event.OUTDATED)}
 
 
 @pytest.mark.clause("MQTT-3.1.2-4", "MQTT-3.1.2-8", "MQTT-3.1.4-3")
 @pytest.mark.parametrize(("state", "event"), CELLS, ids=[f"{state.name}-{event.name}" for state, event in CELLS])
-async def test_every_cell(state: State, event: Event, tmp_path: Path) -> None:
+async def test_every_cell(state: SessionState, event: Event, tmp_path: Path) -> None:
     world = World(tmp_path)
     await walk(world, state, event)
     assert world.state is state
     published, closed, steps = world.published, world.closed, len(world.sessions.steps)
     before, epoch = world.store.records.get(ID), world.record.epoch
-    had_will = world.record.will is not None and state is not State.OPENING
+    had_will = world.record.will is not None and state is not SessionState.OPENING
     world.written.clear()
     await world.happen(event)
     action, after = TABLE[state][event]
@@ -393,7 +396,7 @@ async def test_every_cell(state: State, event: Event, tmp_path: Path) -> None:
     inflight = [decode(InflightRecord, value) for kind, value in world.written if kind == INFLIGHT]
     mine = [record for record in sessions if record is not None and record.owner == world.sessions.owner]
     assert world.published - published == (action is Action.PUBLISH_WILL or (action is Action.END and had_will))
-    assert world.closed - closed == (action is Action.HAND_OVER and state is State.CONNECTED)
+    assert world.closed - closed == (action is Action.HAND_OVER and state is SessionState.CONNECTED)
     handed_over = action in {Action.HAND_OVER, Action.SET_ASIDE}
     assert any(one is not None and one.final for one in inflight) == handed_over
     assert ((RELEASE, None) in world.written) == (action is Action.RELEASE)
@@ -406,7 +409,7 @@ async def test_every_cell(state: State, event: Event, tmp_path: Path) -> None:
     if action in {Action.FOLLOW, Action.RELEASE, Action.HAND_OVER}:
         assert world.record.owner == OTHER
     if action is Action.FORGET:
-        assert ID not in world.store.records or state is State.CLAIMING, "there the CONNECT makes a new one"
+        assert ID not in world.store.records or state is SessionState.CLAIMING, "there the CONNECT makes a new one"
     if action is Action.NOTHING:
         assert (world.written, world.store.records.get(ID)) == ([], before)
     if action is Action.END and before is not None:
@@ -428,10 +431,10 @@ async def test_connect_takes_a_session_that_no_gateway_owns(tmp_path: Path) -> N
     """For example restored by a tool."""
     world = World(tmp_path)
     await world.foreign(SESSION, SessionRecord("nonce", "somebody", 3, "", 60, world.now_ms))
-    assert world.state is State.ELSEWHERE
+    assert world.state is SessionState.ELSEWHERE
     await world.connect()
     await world.kafka_answers()
-    assert (world.state, world.record.epoch, world.sessions.wrong) == (State.CONNECTED, 4, [])
+    assert (world.state, world.record.epoch, world.sessions.wrong) == (SessionState.CONNECTED, 4, [])
     await world.close()
 
 
@@ -468,12 +471,12 @@ async def test_have_waits_for_an_answer_that_is_later_than_the_claim(kind: str, 
     await world.happen(Event.CLAIM)
     await world.foreign(kind, answer)
     await world.kafka_answers()
-    assert world.sessions.state(ID) is State.CLAIMING, "that was before our claim"
+    assert world.sessions.state(ID) is SessionState.CLAIMING, "that was before our claim"
     await world.foreign(kind, answer, "third/1")
-    assert world.sessions.state(ID) is State.CLAIMING, "that was not asked"
+    assert world.sessions.state(ID) is SessionState.CLAIMING, "that was not asked"
     await world.foreign(kind, answer)
     await world.kafka_answers()
-    assert world.sessions.state(ID) is State.CONNECTED
+    assert world.sessions.state(ID) is SessionState.CONNECTED
     assert world.record.predecessors == ()
     await world.close()
 
@@ -487,7 +490,7 @@ async def test_connect_reads_the_table_first(tmp_path: Path) -> None:
     world.behind = (OTHER, world.record.epoch + 1)
     await world.connect()
     await world.settle_down()
-    assert world.sessions.state(ID) is State.CLAIMING
+    assert world.sessions.state(ID) is SessionState.CLAIMING
     assert world.record.predecessors == (OTHER,)
     await world.close()
 
@@ -498,10 +501,10 @@ async def test_have_does_not_wait_for_the_dead(tmp_path: Path) -> None:
     await world.claimed_by(OTHER, 5)
     await world.happen(Event.CLAIM)
     await world.kafka_answers()
-    assert world.sessions.state(ID) is State.CLAIMING
+    assert world.sessions.state(ID) is SessionState.CLAIMING
     await world.foreign(GATEWAY, GatewayRecord("2", world.now_ms), name="other")
     await world.kafka_answers()
-    assert world.sessions.state(ID) is State.CONNECTED
+    assert world.sessions.state(ID) is SessionState.CONNECTED
     await world.close()
 
 
@@ -515,10 +518,10 @@ async def test_have_waits_for_what_we_hand_over_ourselves(tmp_path: Path) -> Non
     await world.kafka_answers()
     await world.foreign(RELEASE, None)
     await world.kafka_answers()
-    assert world.sessions.state(ID) is State.CLAIMING
+    assert world.sessions.state(ID) is SessionState.CLAIMING
     world.store_qos_2()
     await world.kafka_answers()
-    assert world.sessions.state(ID) is State.CONNECTED
+    assert world.sessions.state(ID) is SessionState.CONNECTED
     world.send_qos_2()
     assert world.tokens == [], "PUBREC, and nothing to Kafka"
     await world.close()
@@ -535,16 +538,16 @@ async def test_a_claim_without_an_answer_is_refused_and_made_again(
     assert world.task is not None
     with pytest.raises(Refused, match="in flight"):
         await world.task
-    assert (world.sessions.state(ID), world.record.predecessors) == (State.AWAY, (OTHER,))
+    assert (world.sessions.state(ID), world.record.predecessors) == (SessionState.AWAY, (OTHER,))
     world.task = None
     await world.happen(Event.CLAIM)
     assert (world.record.epoch, world.record.predecessors) == (7, (OTHER,))
     world.stop_connect()
     await world.settle_down()
     await world.connect(clean=True)
-    await wait_until(lambda: world.writes and world.sessions.state(ID) is State.OPENING)
+    await wait_until(lambda: world.writes and world.sessions.state(ID) is SessionState.OPENING)
     await world.kafka_answers()
-    assert world.sessions.state(ID) is State.CONNECTED, "nothing of a session that ends matters"
+    assert world.sessions.state(ID) is SessionState.CONNECTED, "nothing of a session that ends matters"
     await world.close()
 
 
@@ -553,12 +556,12 @@ async def test_a_session_that_ends_while_it_is_claimed_is_a_new_one(tmp_path: Pa
     world = World(tmp_path)
     await world.claimed_by(OTHER, 5)
     await world.connect()
-    assert (world.state, world.record.epoch) == (State.CLAIMING, 6)
+    assert (world.state, world.record.epoch) == (SessionState.CLAIMING, 6)
     task = world.task
     assert task is not None
     await world.happen(Event.DELETED)
     await world.kafka_answers()
-    assert world.state is State.CONNECTED
+    assert world.state is SessionState.CONNECTED
     assert not task.result()[1], "what has ended is not present"
     assert world.record.epoch == 7, "the claim is known to other gateways"
     assert not world.sessions.wrong
@@ -615,7 +618,7 @@ async def test_a_session_that_ends_while_its_log_is_read_is_a_new_one(tmp_path: 
     log.is_read.set()
     await world.kafka_answers()
     assert not task.result()[1], "what has ended is not present"
-    assert world.state is State.CONNECTED
+    assert world.state is SessionState.CONNECTED
     assert not world.sessions.wrong
     await world.close()
 
@@ -721,7 +724,7 @@ async def test_let_go_is_one_write_that_waits_for_what_is_on_the_way(tmp_path: P
     await world.kafka_answers()
     assert released()[-1] == world.sessions.owner
     world.upkeep._save_positions()
-    assert world.state is State.AWAY, "and nothing is left of it but its records"
+    assert world.state is SessionState.AWAY, "and nothing is left of it but its records"
     await connected(world)  # it is back before the gateway has stopped
     assert released()[-1] == ""
     await world.close()
@@ -730,14 +733,14 @@ async def test_let_go_is_one_write_that_waits_for_what_is_on_the_way(tmp_path: P
 @pytest.mark.parametrize(
     ("epoch", "by", "asked", "state"),
     [
-        (5, OTHER, (), State.OPENING),
-        (4, OTHER, (), State.CLAIMING),  # it has had the session again since
-        (5, "third/1", (), State.CLAIMING),  # not the owner's
-        (5, OTHER, ("third/1",), State.CLAIMING),  # who has not answered its owner
+        (5, OTHER, (), SessionState.OPENING),
+        (4, OTHER, (), SessionState.CLAIMING),  # it has had the session again since
+        (5, "third/1", (), SessionState.CLAIMING),  # not the owner's
+        (5, OTHER, ("third/1",), SessionState.CLAIMING),  # who has not answered its owner
     ],
 )
 async def test_connect_asks_nobody_when_the_owner_has_let_go(
-    epoch: int, by: str, asked: tuple[str, ...], state: State, tmp_path: Path
+    epoch: int, by: str, asked: tuple[str, ...], state: SessionState, tmp_path: Path
 ) -> None:
     """Connect: the session was released by a stopping gateway, which is still alive."""
     world = World(tmp_path)
@@ -761,10 +764,10 @@ async def test_read_asks_a_rival_too(tmp_path: Path) -> None:
     await world.claimed_by("third/1", 6, OTHER)
     await world.kafka_answers()
     await world.foreign(RELEASE, None)
-    assert world.sessions.state(ID) is State.CLAIMING
+    assert world.sessions.state(ID) is SessionState.CLAIMING
     await world.foreign(RELEASE, None, "third/1")
     await world.kafka_answers()
-    assert world.sessions.state(ID) is State.CONNECTED
+    assert world.sessions.state(ID) is SessionState.CONNECTED
     await world.close()
 
 
@@ -784,12 +787,12 @@ async def test_caught_up_comes_before_anybody_is_called_dead(tmp_path: Path, mon
     world.now_ms += int(SILENT_S * 1000) + 1000  # SIGSTOP, SIGCONT
     await wait_until(lambda: not world.opening.ready.is_set())
     await world.connect()
-    assert world.sessions.state(ID) is State.ELSEWHERE, "not served before"
+    assert world.sessions.state(ID) is SessionState.ELSEWHERE, "not served before"
     world.heartbeat()
     world.table_is_read.set()
     assert not world.fence.is_open
     await world.kafka_answers()  # our heartbeat comes first
-    await wait_until(lambda: world.sessions.state(ID) is State.CLAIMING)
+    await wait_until(lambda: world.sessions.state(ID) is SessionState.CLAIMING)
     assert world.record.predecessors == (OTHER,), "asked, as it is alive"
     assert [step for step in world.sessions.steps if step[1] is Event.OWNER_DIED] == []
     running.cancel()
@@ -806,7 +809,7 @@ async def test_take_over_asks_the_living(tmp_path: Path) -> None:
     world.gateways.apply("third", GatewayRecord("1", world.now_ms))
     world.gateways.mark_dead()
     await world.upkeep._take_over_from(lambda owner: owner == OTHER)
-    assert (world.sessions.state(ID), world.record.predecessors) == (State.AWAY, ("third/1",))
+    assert (world.sessions.state(ID), world.record.predecessors) == (SessionState.AWAY, ("third/1",))
     await world.close()
 
 
@@ -815,7 +818,7 @@ def possible(world: World) -> list[str]:
     found = ["claimed", "moved", "outdated", "deleted", "rival", "final", "let", "dead", "alive", "11s", "61s"]
     found += ["give-up"] if world.task is not None else ["connect", "clean", "short"]
     found += ["kafka", "kafka-fails"] if world.writes else []
-    found += ["leave", "qos2"] if world.state is State.CONNECTED and not world.tokens else []
+    found += ["leave", "qos2"] if world.state is SessionState.CONNECTED and not world.tokens else []
     found += ["qos2-stored"] if world.tokens else []
     found += ["tick"] * 3 if world.sessions.saving else []
     return found

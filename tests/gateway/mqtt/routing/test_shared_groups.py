@@ -23,7 +23,7 @@ from gateway.kafka.groups.times import GroupTimes
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.mqtt.routing.router import Match
 from gateway.mqtt.routing.share_starts import ShareStarts
-from gateway.mqtt.routing.shared_groups import Share, Sharing
+from gateway.mqtt.routing.shared_groups import ShareMember, Sharing
 from gateway.mqtt.state.records import SessionSubscription
 from gateway.mqtt.state.share_table import ShareTable
 from gateway.settings.config import KafkaConfig
@@ -46,10 +46,10 @@ class Client:
         self.takes_more = True
         self.barred = barred  # may not read anything
         self.got: list[tuple[Received, Match]] = []
-        self.held: list[tuple[Share, Received]] = []
-        self.shares: dict[str, Share] = {}
+        self.held: list[tuple[ShareMember, Received]] = []
+        self.shares: dict[str, ShareMember] = {}
 
-    def send_shared(self, record: Received, match: Match, share: Share) -> None:
+    def send_shared(self, record: Received, match: Match, share: ShareMember) -> None:
         if self.barred:
             share.decline(record)
             return

@@ -20,7 +20,7 @@ from gateway.kafka.contracts import Result
 from gateway.mqtt.registry.crash_recovery import CrashRecovery, Found, parse
 from gateway.mqtt.session.acks import Slot
 from gateway.mqtt.session.journal import Journal
-from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts, StartOffsets
+from gateway.mqtt.session.qos2 import InboundQos2, Qos2Offsets, Qos2Parts
 from gateway.mqtt.state.records import InflightRecord, decode, encode
 from mapping.outcomes import Outcome
 from mapping.record import MQTT_EXCHANGE, Record
@@ -89,7 +89,7 @@ class Gateway:
             Qos2Parts(
                 publisher=self,  # type: ignore[arg-type]
                 retained=self,  # type: ignore[arg-type]
-                start_offsets=StartOffsets(kafka),  # type: ignore[arg-type]
+                start_offsets=Qos2Offsets(kafka),  # type: ignore[arg-type]
                 spawn=lambda work: self.tasks.append(asyncio.ensure_future(work)),
             ),
             budget=ConnectionBudget(1 << 30, 1 << 30),

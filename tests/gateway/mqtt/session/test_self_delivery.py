@@ -16,11 +16,11 @@ from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.distributor import Distributor
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.session.acks import Slot
-from gateway.mqtt.session.qos2 import InboundQos2, Qos2Parts, StartOffsets
+from gateway.mqtt.session.qos2 import InboundQos2, Qos2Offsets, Qos2Parts
 from gateway.mqtt.session.self_delivery import OwnCopies, SelfDelivery
 from gateway.mqtt.session.subscriptions import REMEMBERED_TOPICS, Subscriptions
 from gateway.mqtt.state.records import SessionSubscription
-from mapping.mqtt.outgoing import Delivery
+from mapping.mqtt.outgoing import MqttDelivery
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
 from protocols.mqtt import packets
@@ -138,9 +138,9 @@ async def test_a_frozen_tail_holds_no_longer_either(bootstrap: str, new_topic: A
         await lookup.stop()
 
 
-def own(offset: int, *, client: str = "me", qos: int = 2) -> tuple[Received, Delivery]:
+def own(offset: int, *, client: str = "me", qos: int = 2) -> tuple[Received, MqttDelivery]:
     record = Received("t", None, b"", (), 0, 0, offset)
-    return record, Delivery("t", b"", qos, False, client, None, None)
+    return record, MqttDelivery("t", b"", qos, False, client, None, None)
 
 
 def test_a_copy_is_early_until_kafka_has_answered() -> None:
@@ -187,7 +187,7 @@ class Sink:
 
 def inbound_qos2(self_delivery: SelfDelivery, link: Link) -> tuple[InboundQos2, Sink]:
     sink = Sink()
-    parts = Qos2Parts(sink, sink, StartOffsets(None), lambda _: None, self_delivery)  # type: ignore[arg-type]
+    parts = Qos2Parts(sink, sink, Qos2Offsets(None), lambda _: None, self_delivery)  # type: ignore[arg-type]
     made = InboundQos2(
         "n",
         "somebody",

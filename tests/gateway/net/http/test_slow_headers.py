@@ -14,7 +14,7 @@ import pytest
 
 from gateway.net import unfinished
 from gateway.net.listener import Listener
-from gateway.net.proxied import Proxies, Source
+from gateway.net.proxied import ProxiedSource, Proxies
 from gateway.net.strangers import Strangers
 from gateway.net.unfinished import BUFFER_BYTES
 from gateway.security.throttle import address_of, peer_of
@@ -32,7 +32,7 @@ class Served(asyncio.Protocol):
     """The protocol behind the header."""
 
     def __init__(self) -> None:
-        self.source: Source | None = None
+        self.source: ProxiedSource | None = None
         self.heard = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
