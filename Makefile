@@ -17,7 +17,7 @@ SAY_COMPILER = command -v cc >/dev/null \
 	|| echo "python-qpid-proton and Trivium's extensions are built from source: install a C compiler and Python's headers (Debian, Ubuntu: apt-get install gcc python3-dev)" >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python check-java jars run cluster test test-cluster sanitize clients spec lint format clauses picture tables lock clean
+.PHONY: help setup check-python check-java jars run cluster test test-cluster sanitize clients wheel-check spec lint format clauses picture tables lock clean
 
 help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -69,6 +69,9 @@ clients: check-java $(INSTALLED)  ## Fetch and build the foreign clients of the 
 
 spec: setup  ## Check the models in docs/spec with TLC, and that it finds their mutations (minutes)
 	@$(BIN)/python -m tests.spec.model_checker
+
+wheel-check: $(INSTALLED)  ## Build the wheel for each Python found, install and run it outside of the clone (minutes)
+	@$(BIN)/python -m tools.wheel_check $(ARGS)
 
 # What they find ends the tests; leaks are those of Python itself, and counted in the tests. ARGS are pytest's.
 SANITIZED := .trivium/sanitized
