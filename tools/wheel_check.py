@@ -26,6 +26,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from tools.interpreters import ROOT, find, supported
 
 UV: Final = Path(sys.executable).with_name("uv")
+LOCK: Final = ROOT / "requirements" / "release.txt"
 START_S: Final = 300.0  # the jars may have to be fetched first
 ANSWER_S: Final = 30.0
 STOP_S: Final = 60.0
@@ -60,8 +61,8 @@ def check(python: Path, directory: Path) -> str:
         "--isolated",
         "--python",
         python,
-        "--with",
-        "build",
+        "--with-requirements",
+        LOCK,
         "python",
         "-m",
         "build",
