@@ -3,6 +3,15 @@
 
 PYTHON ?= python3
 VENV := .venv
+# An interpreter that is named and is not that of .venv has an environment of its own, such as .venv-3.12.
+ifeq ($(origin PYTHON),command line)
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifneq ($(and $(VERSION),$(wildcard .venv/lib)),)
+ifeq ($(wildcard .venv/lib/python$(VERSION)),)
+VENV := .venv-$(VERSION)
+endif
+endif
+endif
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 UV := $(BIN)/uv
@@ -17,7 +26,7 @@ SAY_COMPILER = command -v cc >/dev/null \
 	|| echo "python-qpid-proton and Trivium's extensions are built from source: install a C compiler and Python's headers (Debian, Ubuntu: apt-get install gcc python3-dev)" >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python check-java jars run cluster test test-cluster coverage sanitize clients wheel-check site sbom workflows spec lint format clauses picture tables lock clean
+.PHONY: help setup check-python check-java jars pythons run cluster test test-cluster coverage sanitize clients wheel-check site sbom workflows spec lint format clauses picture tables lock clean
 
 help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -25,8 +34,8 @@ help:  ## Show the commands
 setup: check-java $(INSTALLED) jars  ## Install everything; quick when nothing is to do
 
 check-python:
-	@command -v $(PYTHON) >/dev/null \
-		|| { echo "Python is missing: install Python 3.11 or newer (with venv)" >&2; exit 1; }
+	@$(PYTHON) -c '' 2>/dev/null \
+		|| { echo "$(PYTHON) is missing or does not run: install Python 3.11 or newer (with venv), or name one that \"make pythons\" finds" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is too old: install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
@@ -47,6 +56,9 @@ $(INSTALLED): $(LOCKS) pyproject.toml $(NATIVE) | check-java
 jars: $(INSTALLED)
 	@$(BIN)/python -m tools.fetch_jars
 	@$(BIN)/python -m tools.class_recording
+
+pythons:  ## Show the supported interpreters of this machine, for make test PYTHON=..., and those that are absent
+	@python3 tools/interpreters.py
 
 run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
 	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION)) $(if $(TRIGGER),--trigger $(TRIGGER))
