@@ -3,6 +3,15 @@
 
 PYTHON ?= python3
 VENV := .venv
+# An interpreter that is named and is not that of .venv has an environment of its own, such as .venv-3.12.
+ifeq ($(origin PYTHON),command line)
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifneq ($(and $(VERSION),$(wildcard .venv/lib)),)
+ifeq ($(wildcard .venv/lib/python$(VERSION)),)
+VENV := .venv-$(VERSION)
+endif
+endif
+endif
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 UV := $(BIN)/uv
@@ -17,7 +26,7 @@ SAY_COMPILER = command -v cc >/dev/null \
 	|| echo "python-qpid-proton and Trivium's extensions are built from source: install a C compiler and Python's headers (Debian, Ubuntu: apt-get install gcc python3-dev)" >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python check-java jars run cluster test test-cluster sanitize clients spec lint format clauses picture tables lock clean
+.PHONY: help setup check-python check-java jars pythons run cluster test test-cluster coverage sanitize clients wheel-check site sbom workflows spec lint format clauses picture tables lock clean
 
 help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -25,8 +34,8 @@ help:  ## Show the commands
 setup: check-java $(INSTALLED) jars  ## Install everything; quick when nothing is to do
 
 check-python:
-	@command -v $(PYTHON) >/dev/null \
-		|| { echo "Python is missing: install Python 3.11 or newer (with venv)" >&2; exit 1; }
+	@$(PYTHON) -c '' 2>/dev/null \
+		|| { echo "$(PYTHON) is missing or does not run: install Python 3.11 or newer (with venv), or name one that \"make pythons\" finds" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is too old: install Python 3.11 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
@@ -48,6 +57,9 @@ jars: $(INSTALLED)
 	@$(BIN)/python -m tools.fetch_jars
 	@$(BIN)/python -m tools.class_recording
 
+pythons:  ## Show the supported interpreters of this machine, for make test PYTHON=..., and those that are absent
+	@python3 tools/interpreters.py
+
 run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
 	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION)) $(if $(TRIGGER),--trigger $(TRIGGER))
 
@@ -64,11 +76,32 @@ test: setup lint  ## Run all checks and all tests; ARGS="-k name" for some
 test-cluster: setup  ## Run the tests that need three brokers, which "make test" leaves out
 	$(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
 
+coverage: setup  ## Run the tests of the layers without I/O, and fail below the floor in pyproject.toml
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered tests/flowcontrol tests/mapping tests/protocols
+
 clients: check-java $(INSTALLED)  ## Fetch and build the foreign clients of the tests (needs node, npm, a JDK, Go and Cargo)
 	@$(BIN)/python -m tests.interop.fetch
 
 spec: setup  ## Check the models in docs/spec with TLC, and that it finds their mutations (minutes)
 	@$(BIN)/python -m tests.spec.model_checker
+
+wheel-check: $(INSTALLED)  ## Build the wheel for each Python found, install and run it outside of the clone (minutes)
+	@$(BIN)/python -m tools.wheel_check $(ARGS)
+
+ONCE = $(UV) run --quiet --isolated --no-project
+
+site: $(INSTALLED)  ## Build the site of docs/ in .trivium/site; a broken link fails
+	@$(ONCE) --with-requirements requirements/site.txt mkdocs build --strict
+
+sbom: $(INSTALLED)  ## Write dist/sbom.json: what the gateway is made of, in CycloneDX
+	@mkdir -p dist
+	@$(ONCE) --with-requirements requirements/release.txt \
+		cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/sbom.json requirements/gateway.txt
+
+ACTIONLINT := v1.7.12
+
+workflows:  ## Check the workflows in .github with actionlint (needs Go)
+	go run github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT)
 
 # What they find ends the tests; leaks are those of Python itself, and counted in the tests. ARGS are pytest's.
 SANITIZED := .trivium/sanitized
@@ -108,6 +141,8 @@ lock:  ## Write all lock files anew (versions stay where they fit; UPGRADE=1 tak
 	$(COMPILE) requirements/bootstrap.in --output-file requirements/bootstrap.txt
 	$(COMPILE) pyproject.toml --all-extras --group dev --output-file requirements/dev.txt
 	$(COMPILE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/gateway.txt
+	$(COMPILE) --group release --output-file requirements/release.txt
+	$(COMPILE) --group site --output-file requirements/site.txt
 	$(BIN)/python -m tools.lock_jars
 	cd tests/interop/mqtt/node && npm install --package-lock-only
 	cd tests/interop/amqp/node && npm install --package-lock-only
@@ -116,7 +151,7 @@ lock:  ## Write all lock files anew (versions stay where they fit; UPGRADE=1 tak
 	$(BIN)/python -m tests.interop.fetch lock
 
 clean:  ## Remove what the commands made here; the cache of jars stays
-	rm -rf $(VENV) .trivium build dist trivium.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv* .coverage .trivium build dist trivium.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf tests/interop/*/node/node_modules tests/interop/*/*/build
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find gateway mapping protocols -name '_native.*.so' -delete

@@ -14,7 +14,7 @@ import typer
 
 from gateway.process.commands import operating, passwords
 from gateway.process.commands.common import FAILED, NOT_STARTED, ConfigFile, fail, read_config, without_secrets
-from gateway.runtime.version import version
+from gateway.runtime.version import LibraryError, check_libraries, version
 
 if TYPE_CHECKING:
     from gateway.embedded.java import Java
@@ -88,6 +88,10 @@ def up(
         "security": {"insecure": insecure},
     }
     settings = read_config(config, flags)
+    try:
+        check_libraries()
+    except LibraryError as error:
+        raise fail(str(error), NOT_STARTED) from error
     from gateway.process.app import FatalError, StartError, run  # noqa: PLC0415 - `config check` needs neither Kafka nor proton
 
     try:

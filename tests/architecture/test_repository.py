@@ -138,7 +138,7 @@ def test_import_contracts_hold():
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("lock", ["bootstrap.txt", "dev.txt", "gateway.txt"])
+@pytest.mark.parametrize("lock", ["bootstrap.txt", "dev.txt", "gateway.txt", "release.txt", "site.txt"])
 def test_every_locked_requirement_has_a_hash(lock):
     text = (ROOT / "requirements" / lock).read_text()
     entries = re.split(r"\n(?=\S)", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
