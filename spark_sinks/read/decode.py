@@ -93,28 +93,27 @@ def readings(records: DataFrame, source: Source, needed: Iterable[tuple[str, Col
     by_python, packs = source.decode in PYTHON_DECODERS, source.decode == "senml"
     fault = "_fault" if by_python else "_readable"
     own = F.col("_time") if source.time is not None or packs else F.lit(None).cast("string")
-    decoded = opened.select(
+    decoded = opened.withColumn("_epoch", epoch(own)).select(
         *known,
         "sent_at",
         *(_in_range(name, column).alias(name) for name, column in source.columns.items()),
         *((F.col(fault),) if source.decode != "none" else ()),
         *((F.col(PLACE),) if packs else ()),
         own.alias("_own_time"),
-        instant(own).alias("_time"),
+        instant(own, F.col("_epoch")).alias("_time"),
     )
-    error = F.lit(None).cast("string")
+    # One `when` for all: of a query that needs only good readings, Spark makes a condition without texts of it.
+    error = F.when(~is_instant(F.col("timestamp")), BAD_TIMESTAMP)
     if source.decode != "none":
-        error = _unreadable(source)
+        error = _unreadable(error, source)
         for name, column in source.columns.items():
             if not column.optional:
                 error = error.when(F.col(name).isNull(), f"{name} is missing or not a {TYPE_NAMES[column.type]}")
         error = error.when(F.col("_own_time").isNotNull() & F.col("_time").isNull(), BAD_TIME)
-    error = F.coalesce(F.when(~is_instant(F.col("timestamp")), BAD_TIMESTAMP), error)
     if source.beyond_ahead == "dead-letter":
-        error = F.coalesce(error, F.when(F.coalesce("_time", "sent_at") > _ahead(source), AHEAD))
+        error = error.when(F.coalesce("_time", "sent_at") > _ahead(source), AHEAD)
     for name, value in needed:
-        missing = F.when(value.isNull(), f"{name} is missing or not a text")
-        error = F.coalesce(error, missing)
+        error = error.when(value.isNull(), f"{name} is missing or not a text")
     made = decoded.select(
         *known,
         *source.columns,
@@ -142,20 +141,19 @@ def _value(source: Source) -> Column:
     return F.substring(value, framing.LENGTH + 1, 2**31 - 1) if source.framing == "confluent" else value
 
 
-def _unreadable(source: Source) -> Column:
-    """Return why a value cannot be decoded at all; more conditions may be appended."""
+def _unreadable(error: Column, source: Source) -> Column:
+    """Append to a `when` why a value cannot be decoded at all."""
     if source.decode in PYTHON_DECODERS:
-        return F.when(F.col("_fault").isNotNull(), F.col("_fault"))
-    not_readable = F.when(F.lit(False), "")
+        return error.when(F.col("_fault").isNotNull(), F.col("_fault"))
     if source.framing == "confluent":
         value = F.col("value")
         found = F.conv(F.hex(F.substring(value, 2, 4)), 16, 10)
         none = (F.octet_length(value) < framing.LENGTH) | (F.substring(value, 1, 1) != F.lit(b"\0"))
-        not_readable = F.when(none, framing.NO_HEADER)
+        error = error.when(none, framing.NO_HEADER)
         if source.schema_id is not None:
             wrong = framing.wrong_schema(source.schema_id)
-            not_readable = not_readable.when(found != str(source.schema_id), F.format_string(wrong, found))
-    return not_readable.when(~F.coalesce("_readable", F.lit(False)), NOT_READABLE[source.decode])
+            error = error.when(found != str(source.schema_id), F.format_string(wrong, found))
+    return error.when(~F.coalesce("_readable", F.lit(False)), NOT_READABLE[source.decode])
 
 
 def _in_range(name: str, column: Declared) -> Column:
@@ -167,15 +165,19 @@ def _finite(value: Column) -> Column:
     return F.when(F.abs(value) <= LARGEST, value)
 
 
-def instant(text: Column) -> Column:
+def epoch(text: Column) -> Column:
+    """Return the number in a sender's time; null if it is none. As a column of its own, it is parsed once."""
+    return F.when(text.rlike(MILLISECONDS), text.try_cast("double"))
+
+
+def instant(text: Column, number: Column) -> Column:
     """Parse a sender's time, epoch milliseconds or ISO 8601 (UTC without a zone); null if it is neither.
 
-    A number among `SECONDS` is epoch seconds.
+    `number` is its `epoch`. One among `SECONDS` is epoch seconds.
     """
-    number = text.try_cast("double")
     milliseconds = F.when(number.between(*SECONDS), F.round(number * 1_000)).otherwise(number)
     iso = F.regexp_replace(text, ",", ".").try_cast("timestamp")
-    return F.when(text.rlike(MILLISECONDS), F.timestamp_millis(milliseconds.try_cast("bigint"))).when(
+    return F.when(number.isNotNull(), F.timestamp_millis(milliseconds.try_cast("bigint"))).when(
         text.rlike(ISO_TIME) & is_instant(iso), iso
     )
 

@@ -18,6 +18,7 @@ from spark_sinks.read.decode import (
     MILLISECONDS,
     NUMBER,
     WHITE_SPACE,
+    epoch,
     instant,
     is_instant,
     is_one,
@@ -76,10 +77,8 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
             fields["time"].alias("own_time"),
             F.when(sent.rlike(MILLISECONDS), sent.try_cast("double").try_cast("bigint")).alias("sent"),
         )
-        .withColumn(
-            "time",
-            F.when(time.isNull(), F.col("timestamp")).otherwise(instant(time)),
-        )
+        .withColumn("epoch", epoch(time))
+        .withColumn("time", F.when(time.isNull(), F.col("timestamp")).otherwise(instant(time, F.col("epoch"))))
         .select(
             *own,
             "sensor", "temperature", F.least("time", "timestamp").alias("time"), "sent",
