@@ -4,10 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.rest.server.openapi_pages import load_contract
+from mapping.record import LAST_MILLISECOND
 from mapping.rest.incoming import to_records
 from protocols.rest.contract import check_body
 from protocols.rest.errors import RestError
@@ -52,6 +53,8 @@ def verdict(check: Any) -> int:
 @pytest.mark.parametrize(("operation", "partition"), [("send", None), ("sendToPartition", 1)])
 @settings(max_examples=120, deadline=None)
 @given(body=BODY)
+@example({"records": [{"value": None, "timestamp": LAST_MILLISECOND}]})
+@example({"records": [{"value": None, "timestamp": LAST_MILLISECOND + 1}]})
 def test_the_fast_checks_and_the_contract_agree(
     embedded: Format, operation: str, partition: int | None, body: Any
 ) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.version import BOUND, check_libraries
+from gateway.runtime.version import BOUND, check_libraries
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_bounds_are_those_of_the_package_and_met():
