@@ -41,7 +41,7 @@ MUST_FAIL = frozenset(
         "PartitionQueue._run", "keep_running Topics.run", "keep_running LiveConsumer._run",
         "keep_running StateTopics._run", "keep_running Upkeep.run", "keep_running Retained._run",
         "keep_running GroupReader._run", "keep_running Commits.run", "keep_running GroupReader._follow",
-        "_Worker.serve", "KafkaTransaction._run", "Producers._start",
+        "_CatchUpWorker.serve", "KafkaTransaction._run", "Producers._start",
     }
 )  # fmt: skip
 
@@ -272,7 +272,7 @@ async def test_a_bug_closes_a_connection_with_its_protocols_internal_error(fault
         assert client.disconnected.value == 0x83
         await wait_until(lambda place=place: place.encode() in {message.payload for message in heir.messages})
         await client.close()
-    await faulty.order("break gateway.mqtt.connection.admission:Admission._admit")
+    await faulty.order("break gateway.mqtt.connection.admission:ConnectAdmission._admit")
     stranger = await PahoClient(faulty.address("mqtt")).connect()
     assert stranger.connack.value == 0x83
 
