@@ -24,7 +24,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from gateway.runtime import spawn
+import gateway
 
 
 class InjectedError(Exception):
@@ -79,7 +79,7 @@ class Switch:
     def factory(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         """Create tasks, as the loop's task factory; wrap the gateway's coroutines, but not those of libraries."""
         code = getattr(work, "cr_code", None)  # none when the loop closes the generator of a cancelled task
-        if code is None or not code.co_filename.startswith(str(Path(spawn.__file__).parent)):
+        if code is None or not code.co_filename.startswith(str(Path(gateway.__file__).parent)):
             return asyncio.Task(work, loop=loop, **options)
         name = _name(work)
         faulty = Faulty(work)
