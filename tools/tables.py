@@ -22,21 +22,21 @@ from pydantic import BaseModel
 
 from gateway.amqp.counters import AmqpStatistics
 from gateway.audit.trail import AuditStatistics
-from gateway.embedded.open_files import OpenFilesStatistics as OpenFiles
+from gateway.embedded.open_files import OpenFilesStatistics
 from gateway.kafka.cluster.rights import ACL_PLACES, needed
-from gateway.kafka.cluster.topic_creation import TopicCreationStatistics as TopicCreation
-from gateway.kafka.cluster.topic_safety import TopicSafetyStatistics as TopicSafety
+from gateway.kafka.cluster.topic_creation import TopicCreationStatistics
+from gateway.kafka.cluster.topic_safety import TopicSafetyStatistics
 from gateway.kafka.driver.fetch.unreadable import UnreadableStatistics
-from gateway.kafka.driver.login import KafkaLoginStatistics as LoginStatistics
+from gateway.kafka.driver.login import KafkaLoginStatistics
 from gateway.kafka.groups.statistics import GroupsStatistics
 from gateway.kafka.publish.budgets import BudgetStatistics
-from gateway.kafka.publish.settlement import SettlementStatistics as PublisherStatistics
+from gateway.kafka.publish.settlement import SettlementStatistics
 from gateway.kafka.read.delays import DelayStatistics
 from gateway.kafka.read.watched_topics import LiveStatistics
 from gateway.kafka.state import StateStatistics
 from gateway.limits.limits import LimitStatistics
 from gateway.mqtt.routing.retained import RetainedStatistics
-from gateway.mqtt.server import MqttServerStatistics as MqttStatistics
+from gateway.mqtt.server import MqttServerStatistics
 from gateway.mqtt.session import lifecycle, qos2_states
 from gateway.net.descriptors import DescriptorStatistics
 from gateway.net.http.upgrade import UpgradeStatistics
@@ -82,15 +82,15 @@ THEMES: Final = (
 
 
 SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
-    "MQTT": {"mqtt": MqttStatistics, "mqtt_websocket": UpgradeStatistics, "retained": RetainedStatistics},
+    "MQTT": {"mqtt": MqttServerStatistics, "mqtt_websocket": UpgradeStatistics, "retained": RetainedStatistics},
     "AMQP": {"amqp": AmqpStatistics, "amqp_websocket": UpgradeStatistics},
     "HTTP": {"http": RestStatistics},
     "Listeners": {"listener": ListenerStatistics, "proxy_protocol": ProxyStatistics},
     "Into Kafka": {
-        "publisher": PublisherStatistics,
+        "publisher": SettlementStatistics,
         "budget": BudgetStatistics,
-        "topics": TopicCreation,
-        "replication": TopicSafety,
+        "topics": TopicCreationStatistics,
+        "replication": TopicSafetyStatistics,
     },
     "From Kafka": {
         "live_reader": LiveStatistics,
@@ -102,7 +102,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "Logins and rights": {
         "authentication": AuthenticationStatistics,
         "audit": AuditStatistics,
-        "kafka_login": LoginStatistics,
+        "kafka_login": KafkaLoginStatistics,
         "kafka_acls": AclStatistics,
         "strangers": StrangersStatistics,
         "limits": LimitStatistics,
@@ -118,7 +118,7 @@ SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
         "flow": PauseStatistics,
         "drain": DrainStatistics,
         "descriptors": DescriptorStatistics,
-        "embedded_kafka": OpenFiles,
+        "embedded_kafka": OpenFilesStatistics,
     },
     "Spark jobs": {"spark": QueryStatistics},
 }

@@ -30,7 +30,7 @@ from gateway.amqp.services import AmqpServices
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.batch_format import Records
 from gateway.kafka.publish.budgets import Budgets
-from gateway.limits.limits import Limits as ClientLimits
+from gateway.limits.limits import Limits
 from gateway.security.identity import ANONYMOUS
 from gateway.security.rights.authorization import AccessList
 from gateway.settings.config import AmqpConfig, BudgetConfig, LimitsConfig
@@ -280,7 +280,7 @@ def session(reads: list[bytes], destination: AmqpDestination, now_ms: int = NOW)
         names=cast("Any", None),
         transactions=cast("Any", None),
         access=AccessList(),
-        limits=ClientLimits(LimitsConfig(), time.monotonic, ()),
+        limits=Limits(LimitsConfig(), time.monotonic, ()),
         wall_clock=lambda: now_ms,
         random_id=lambda: "name",
     )

@@ -22,8 +22,7 @@ from gateway.embedded.java import find_java
 from spark_sinks.jobs.max_temperature import MaxTemperature
 from spark_sinks.jobs.max_temperature import Options as MaxTemperatureOptions
 from spark_sinks.run import runner
-from spark_sinks.run.declared import DeclaredOptions as Declared
-from spark_sinks.run.declared import flow
+from spark_sinks.run.declared import DeclaredOptions, flow
 from spark_sinks.run.job import Flow
 from spark_sinks.run.job_file import read
 from spark_sinks.run.metrics import JobMetrics
@@ -35,8 +34,8 @@ from spark_sinks.spec.triggers import CATCH_UP
 
 ROOT = Path(__file__).parents[2]
 Read = Callable[..., Awaitable[list[Any]]]
-Declare = Callable[..., Declared]
-RunOnce = Callable[[Declared | MaxTemperatureOptions], Awaitable[list[Progress]]]
+Declare = Callable[..., DeclaredOptions]
+RunOnce = Callable[[DeclaredOptions | MaxTemperatureOptions], Awaitable[list[Progress]]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,14 +90,14 @@ def two_parts(spark: SparkSession) -> Iterator[None]:
     spark.conf.set("spark.sql.shuffle.partitions", "1")
 
 
-def flow_of(spark: SparkSession, options: Declared | MaxTemperatureOptions) -> Flow:
-    return flow(spark, options) if isinstance(options, Declared) else MaxTemperature(spark, options)
+def flow_of(spark: SparkSession, options: DeclaredOptions | MaxTemperatureOptions) -> Flow:
+    return flow(spark, options) if isinstance(options, DeclaredOptions) else MaxTemperature(spark, options)
 
 
 class RunningJob:
     """A job running in its own thread."""
 
-    def __init__(self, spark: SparkSession, options: Declared | MaxTemperatureOptions) -> None:
+    def __init__(self, spark: SparkSession, options: DeclaredOptions | MaxTemperatureOptions) -> None:
         self.progress: list[Progress] = []
         self.examined: list[Examined] = []
         self.said: list[str] = []
@@ -143,11 +142,11 @@ class RunningJob:
 def declare(bootstrap: str, tmp_path: Path) -> Declare:
     """Write a job file and return its options, with its own checkpoint."""
 
-    def options(text: str, suffix: str = ".toml", **told: Any) -> Declared:
+    def options(text: str, suffix: str = ".toml", **told: Any) -> DeclaredOptions:
         path = tmp_path / f"job{suffix}"
         path.write_text(text.replace("CHECKPOINT", str(tmp_path / "checkpoint")))
         file = read(path)
-        return Declared(file=file, bootstrap_servers=bootstrap, checkpoint=file.spec.run.checkpoint, **told)
+        return DeclaredOptions(file=file, bootstrap_servers=bootstrap, checkpoint=file.spec.run.checkpoint, **told)
 
     return options
 
@@ -156,7 +155,7 @@ def declare(bootstrap: str, tmp_path: Path) -> Declare:
 def run_once(spark: SparkSession) -> RunOnce:
     """Run a job from its checkpoint over the records in its topics, in micro-batches of limited size."""
 
-    def run(options: Declared | MaxTemperatureOptions) -> list[Progress]:
+    def run(options: DeclaredOptions | MaxTemperatureOptions) -> list[Progress]:
         query = flow_of(spark, options).start(CATCH_UP)
         assert query.awaitTermination(300), query.status
         return [progress_of(json.loads(one.json)) for one in query.recentProgress]
@@ -171,7 +170,7 @@ StartJob = Callable[..., Awaitable[RunningJob]]
 async def run_job(spark: SparkSession) -> AsyncIterator[StartJob]:
     started: list[RunningJob] = []
 
-    async def start(options: Declared | MaxTemperatureOptions) -> RunningJob:
+    async def start(options: DeclaredOptions | MaxTemperatureOptions) -> RunningJob:
         job = RunningJob(spark, options)
         started.append(job)
         await job.wait_ready()

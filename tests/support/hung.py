@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import warnings
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pytest
 import pytest_timeout
@@ -35,13 +35,11 @@ class Loop(uvloop.Loop):
     _main: Any = None  # the future of `run_until_complete`
     _interrupted: Any = None  # the one that was cancelled
     _stopped = False
-    _opened_by: dict[Any, str]  # our address -> the test that connected from it last
+    _opened_by: ClassVar[dict[Any, str]] = {}  # our address -> the test that connected from it last, in any loop
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
         """Connect, and remember which test did."""
         transport, protocol = await super().create_connection(*args, **options)
-        if not hasattr(self, "_opened_by"):
-            self._opened_by = {}
         self._opened_by[transport.get_extra_info("sockname")] = os.environ.get("PYTEST_CURRENT_TEST", "no test")
         return transport, protocol
 
@@ -90,8 +88,9 @@ class Loop(uvloop.Loop):
             ResourceWarning: a transport is open although no test has failed; names its addresses, its protocol and the
                 test that opened it.
         """
-        opened_by = getattr(self, "_opened_by", {})
-        left = [f"{_ends(one)}, opened by {opened_by.get(one.get_extra_info('sockname'))}" for one in _connections()]
+        left = [
+            f"{_ends(one)}, opened by {self._opened_by.get(one.get_extra_info('sockname'))}" for one in _connections()
+        ]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             super().close()

@@ -13,8 +13,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from flowcontrol.window import LinkShare
-from flowcontrol.window import Window as CreditWindow
+from flowcontrol.window import LinkShare, Window
 from gateway.amqp.answers import delivery_state
 from gateway.amqp.counters import Counts
 from gateway.amqp.links.credit import CreditGates
@@ -100,7 +99,7 @@ class IncomingLink:
         self.sender = peer.sender(link)  # keeps the order of its messages in Kafka
         self.share = LinkShare(peer.budget, ingress.link_bytes)  # how many bytes may be unsettled, by the free budget
         least, limit = ingress.windows
-        self.window = CreditWindow(limit, least)  # counts unsettled messages and adapts their limit
+        self.window = Window(limit, least)  # counts unsettled messages and adapts their limit
 
     @property
     def topic(self) -> str | None:

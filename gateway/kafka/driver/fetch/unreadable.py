@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gateway.kafka.driver.fetch.fetched_records import Unreadable as Offsets
+from gateway.kafka.driver.fetch.fetched_records import Unreadable
 from gateway.runtime.failures import Repeats
 from telemetry.statistics import counter
 
@@ -33,7 +33,7 @@ class UnreadableCounter:
         self._batches = self._offsets = 0
         self._repeats = Repeats(LOG_INTERVAL_S, PARTITIONS_KEPT)
 
-    def note(self, what: Offsets) -> None:
+    def note(self, what: Unreadable) -> None:
         """Note that a reader steps over these offsets."""
         self._batches += 1
         self._offsets += what.behind - what.first
