@@ -26,7 +26,7 @@ SAY_COMPILER = command -v cc >/dev/null \
 	|| echo "python-qpid-proton and Trivium's extensions are built from source: install a C compiler and Python's headers (Debian, Ubuntu: apt-get install gcc python3-dev)" >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python check-java jars pythons run cluster test test-cluster coverage sanitize clients wheel-check site sbom workflows spec lint format clauses picture tables lock clean
+.PHONY: help setup check-python check-java jars pythons run cluster test test-core test-cluster coverage sanitize clients wheel-check site sbom workflows spec lint format clauses picture tables lock clean
 
 help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -71,6 +71,10 @@ WORKERS ?= 4
 
 test: setup lint  ## Run all checks and all tests; ARGS="-k name" for some
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-core: setup  ## Run the tests of the core with the optional parts hidden
+	$(BIN)/python -m pytest -n $(WORKERS) -p tests.support.without_parts tests/flowcontrol tests/mapping tests/protocols \
+		tests/conformance tests/gateway $(ARGS)
 
 # Not with -n: three brokers are enough.
 test-cluster: setup  ## Run the tests that need three brokers, which "make test" leaves out

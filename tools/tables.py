@@ -46,16 +46,22 @@ from gateway.net.strangers import StrangersStatistics
 from gateway.observe.collector import CollectorStatistics
 from gateway.observe.lag import LagStatistics
 from gateway.presence.ledger import PresenceStatistics
+from gateway.rest.consume.instances import ConsumersStatistics
+from gateway.rest.consume.record_pages import RecordPagesStatistics
+from gateway.rest.device_requests import RequestsStatistics
 from gateway.rest.listener import RestStatistics
+from gateway.rest.live.live_websockets import LiveWebSocketStatistics
+from gateway.rest.produce.line_uploads import UploadsStatistics
+from gateway.rest.streams.server_sent_events import StreamsStatistics
 from gateway.runtime.failures import FailureStatistics
 from gateway.runtime.version import Build
 from gateway.security.login.authentication import AuthenticationStatistics
 from gateway.security.rights.acl_source import AclStatistics
 from gateway.security.rights.group_names import GroupNamesStatistics
-from gateway.security.tenants import TenantsStatistics
 from gateway.settings.config import Config
 from gateway.settings.limits import LimitRule
 from gateway.settings.listeners import ListenerConfig, TlsConfig
+from gateway.tenants.tenants import TenantsStatistics
 from gateway.views.drain import DrainStatistics
 from gateway.views.pauses import PauseStatistics
 from spark_sinks.run.statistics import QueryStatistics
@@ -84,7 +90,15 @@ THEMES: Final = (
 SOURCES: Final[dict[str, dict[str, type[msgspec.Struct]]]] = {
     "MQTT": {"mqtt": MqttServerStatistics, "mqtt_websocket": UpgradeStatistics, "retained": RetainedStatistics},
     "AMQP": {"amqp": AmqpStatistics, "amqp_websocket": UpgradeStatistics},
-    "HTTP": {"http": RestStatistics},
+    "HTTP": {
+        "http": RestStatistics,
+        "http_uploads": UploadsStatistics,
+        "http_consumers": ConsumersStatistics,
+        "http_reads": RecordPagesStatistics,
+        "http_streams": StreamsStatistics,
+        "http_devices": RequestsStatistics,
+        "http_live": LiveWebSocketStatistics,
+    },
     "Listeners": {"listener": ListenerStatistics, "proxy_protocol": ProxyStatistics},
     "Into Kafka": {
         "publisher": SettlementStatistics,

@@ -20,23 +20,22 @@ from gateway.amqp.login import AmqpLogin
 from gateway.amqp.present import CLOSED_BY_PEER, CONNECTION_LOST, closed_by_us, failed
 from gateway.amqp.services import PRODUCT, AmqpServices
 from gateway.amqp.transactions import Coordinator
-from gateway.audit.trail import audit, where_of
 from gateway.kafka.contracts import Result
 from gateway.limits.brakes import CreditPause, SendingPause
 from gateway.limits.limits import ClientLimits, LimitExceeded
 from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
-from gateway.presence.ledger import Present
-from gateway.presence.records import AMQP
+from gateway.runtime.audited import audit, where_of
 from gateway.runtime.taps import taps
 from gateway.runtime.turns import in_turns
 from gateway.security.expiry import Expiry
 from gateway.security.fair_queue import Unavailable
 from gateway.security.login.exchange import Continue, Done, Failed
-from gateway.security.tenants import NoTenantError
+from gateway.security.tenancy import NoTenantError
 from gateway.security.throttle import address_of
 from gateway.views.clients import CLOSED, CONNECTION_LOG, SUBSCRIPTIONS, ClientView, SubscriptionView
 from gateway.views.flow import ConnectionFlow, fullest, shown
+from gateway.views.presence import AMQP, Present
 from protocols.amqp.connection import Connection
 from protocols.amqp.events import (
     ConnectionOpened,

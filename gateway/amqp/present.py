@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.presence.records import Ended
+from gateway.views.presence import Ended
 from protocols.amqp.outcomes import CONNECTION_FORCED, Error
 from protocols.connection import ConnectionFailed
 

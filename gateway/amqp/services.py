@@ -20,11 +20,11 @@ from gateway.kafka.publish.sender_partitions import Places
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.limits.limits import Limits
-from gateway.presence.presence import Presence
 from gateway.runtime.turns import TurnShare
 from gateway.security.rights.authorization import AccessList
 from gateway.security.rights.group_names import GroupNames
 from gateway.settings.config import AmqpConfig
+from gateway.views.presence import PresenceReports
 from mapping.tenants import Names
 from protocols.amqp.outcomes import CONNECTION_FORCED, CONNECTION_REDIRECT, Error
 
@@ -47,7 +47,7 @@ class AmqpServices:
         transactions: Transactions,
         access: AccessList,
         limits: Limits,
-        presence: Presence | None = None,
+        presence: PresenceReports | None = None,
         wall_clock: Callable[[], int],
         random_id: Callable[[], str],
     ) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from gateway.audit.trail import Audit
+from gateway.audit.trail import AuditTrail
 from gateway.kafka.cluster.topic_info import InternalTopic
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
@@ -33,7 +33,7 @@ LAST_S: Final = 1.0  # for the last lines, when the gateway stops
 class FileSink:
     """Appends to a file, in a thread, so that a slow disk blocks nothing."""
 
-    def __init__(self, path: Path, audit: Audit, spawn: Spawn) -> None:
+    def __init__(self, path: Path, audit: AuditTrail, spawn: Spawn) -> None:
         """Open the file; raises ConfigError on failure."""
         self._path = path
         self._audit = audit
@@ -121,7 +121,7 @@ class FileSink:
 class AuditTopicSink:
     """Publishes to an internal topic, which clients can neither read nor write. Owns the records that it submits."""
 
-    def __init__(self, topic: str, audit: Audit, publisher: Publisher, topics: Topics) -> None:
+    def __init__(self, topic: str, audit: AuditTrail, publisher: Publisher, topics: Topics) -> None:
         """Declare the topic, which is created with the first line."""
         self._topic = topic
         self._audit = audit

@@ -1,8 +1,8 @@
 """The audit trail: one line for each login, each refusal and each administrative action (ADR 0082).
 
-The code that accepts or refuses a client reports it here; allowed messages are not reported. A call costs nothing more
-than a check of `audit.enabled` while the trail is off. Refusals are limited per client, so that a client in a loop does
-not fill the disk; suppressed lines are counted and reported as `more`. The process has one `audit`.
+The code that accepts or refuses a client reports it to `gateway.runtime.audited`, which calls this trail; allowed
+messages are not reported. Refusals are limited per client, so that a client in a loop does not fill the disk;
+suppressed lines are counted and reported as `more`.
 
 No line contains a secret. The name of a refused login is written only if a client has logged in with it before, because
 people type passwords into the wrong field.
@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from gateway.runtime.audited import Where
 from gateway.runtime.recent import Recent
 from gateway.runtime.secret import Redactor
 from gateway.runtime.texts import cut
@@ -74,20 +75,6 @@ Sink = Callable[[bytes], bool]
 """Accepts a line without waiting. Returns False if the line is lost."""
 
 
-class Where(msgspec.Struct, frozen=True):
-    """The connection that a line is about."""
-
-    protocol: str
-    address: str = ""
-    listener: str = ""
-    client: str = ""
-
-
-def where_of(protocol: str, socket: Any, client: str = "") -> Where:
-    """Return the `Where` of a pump or an HTTP connection."""
-    return Where(protocol, socket.peer, socket.entrance.name, client)
-
-
 def _shown(text: str) -> str:
     """Shorten a text from outside and replace lone surrogates."""
     return cut(text, TEXT).encode("utf-8", "replace").decode()
@@ -102,33 +89,32 @@ class _Refusals(msgspec.Struct, eq=False):
     last: dict[str, Any] = {}  # the last one that was left out
 
 
-class Audit:
+class AuditTrail:
     """Formats the lines and passes them to the sinks."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
+        self,
+        gateway: str,
+        redactor: Redactor,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create a disabled trail. `clock` returns monotonic seconds, `wall_clock` epoch seconds."""
-        self.enabled = False
+        """Write nothing until there are `sinks`.
+
+        `redactor` blanks the configuration's secrets, `clock` returns monotonic and `wall_clock` epoch seconds.
+        """
+        self.sinks: tuple[Sink, ...] = ()
         self.counts = AuditStatistics()
         self._clock = clock
         self._wall_clock = wall_clock
-        self._sinks: tuple[Sink, ...] = ()
-        self._gateway = ""
-        self._redactor = Redactor()
-        self._secret = b""
+        self._gateway = gateway
+        self._redactor = redactor
+        self._secret = secrets.token_bytes(32)
         self._known: Recent[str, None] = Recent(KNOWN)
         self._refusals: OrderedDict[tuple[str, str], _Refusals] = OrderedDict()
         self._recent = 0  # refusals of all clients in the current period
         self._recent_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self, gateway: str, sinks: tuple[Sink, ...], redactor: Redactor) -> None:
-        """Start writing. `redactor` blanks the configuration's secrets."""
-        self.counts = AuditStatistics()
-        self._gateway, self._sinks, self._redactor = gateway, sinks, redactor
-        self._secret = secrets.token_bytes(32)
-        self.enabled = bool(sinks)
 
     def end(self) -> None:
         """Write the summaries of suppressed lines and stop."""
@@ -137,23 +123,17 @@ class Audit:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.enabled = False
-        self._sinks = ()
-        self._known.clear()
+        self.sinks = ()
 
     # events
 
     def accepted(self, where: Where, principal: str, method: str) -> None:
         """Record a successful login."""
-        if not self.enabled:
-            return
         self._known[principal] = None
         self._write("login", "accepted", where, principal=principal, method=method)
 
     def refused(self, where: Where, reason: str, *, name: str = "", busy: bool = False) -> None:
         """Record a refused login. `name` is the claimed name; `busy` means that the login was not checked."""
-        if not self.enabled:
-            return
         facts = {"reason": reason}
         if name in self._known:
             facts["principal"] = name
@@ -164,14 +144,12 @@ class Audit:
 
     def denied(self, where: Where, principal: str, what: str, on: str = "", reason: str = "") -> None:
         """Record that a logged-in client was refused an operation."""
-        if self.enabled:
-            facts = {"principal": principal, "what": what, "on": on, "reason": reason}
-            self._limited(where.client or host_of(where.address) or principal, "right", "refused", where, facts)
+        facts = {"principal": principal, "what": what, "on": on, "reason": reason}
+        self._limited(where.client or host_of(where.address) or principal, "right", "refused", where, facts)
 
     def act(self, where: Where, principal: str, what: str, on: str = "") -> None:
         """Record an administrative action. `principal` is "" for an action from this machine without a login."""
-        if self.enabled:
-            self._write("act", "done", where, principal=principal, what=what, on=on)
+        self._write("act", "done", where, principal=principal, what=what, on=on)
 
     # inside
 
@@ -234,14 +212,10 @@ class Audit:
         )
         line = self._redactor.clean(msgspec.json.encode(entry).decode()).encode()
         self.counts.lines_total += 1
-        for sink in self._sinks:
+        for sink in self.sinks:
             if not sink(line):
                 self.counts.dropped_total += 1
 
     def statistics(self) -> AuditStatistics:
         """Return the current counts."""
         return self.counts
-
-
-audit: Final = Audit()
-"""The process's audit trail."""

@@ -193,6 +193,10 @@ class _Closed(asyncio.Protocol):
         cast("asyncio.Transport", transport).abort()
 
 
+MetricSource = tuple[str, Callable[[], msgspec.Struct]]
+"""The prefix of metrics, and what returns their values."""
+
+
 class Server(abc.ABC):
     """One protocol's server, from the sockets of all its listeners to Kafka and back."""
 
@@ -253,6 +257,10 @@ class Server(abc.ABC):
     @abc.abstractmethod
     def statistics(self) -> msgspec.Struct:
         """Return the counts for the metrics."""
+
+    def sources(self) -> Iterable[MetricSource]:
+        """Return all of its counts."""
+        yield self.name, self.statistics
 
 
 async def try_address(key: str, address: Address) -> None:

@@ -18,13 +18,13 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from gateway.audit.trail import Where, audit
 from gateway.kafka.cluster.topic_safety import TopicsReport
 from gateway.kafka.contracts import Refused
 from gateway.net.http.heads import HeadError, Heads
 from gateway.observe.console import FILES, Console
 from gateway.observe.flow import CONNECTIONS, MOST_CONNECTIONS, FlowSnapshots
 from gateway.observe.spark_jobs import SparkJobs
+from gateway.runtime.audited import Where, audit
 from gateway.runtime.version import version
 from gateway.security import throttle
 from gateway.security.fair_queue import Busy

@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.runtime.spawn import start_contained
 from gateway.settings.values import Address
-from spark_sinks.run.figures import Figures, figures
+from telemetry.job_figures import Figures, figures
 
 PERIOD_S: Final = 2.0  # between two requests
 ANSWER_S: Final = 2.0

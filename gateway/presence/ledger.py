@@ -14,7 +14,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gateway.presence.records import Ended, SessionKept, decode, encode
+from gateway.presence.records import decode, encode
+from gateway.views.presence import Ended, Present
 from telemetry.statistics import counter, gauge
 
 TOMBSTONE: Final = b""  # represents a tombstone in `pending`
@@ -47,20 +48,6 @@ class KnownClient(msgspec.Struct, frozen=True, gc=False):
     principal: str
     since: int
     value: bytes  # of the record
-
-
-class Present(msgspec.Struct, frozen=True):
-    """A connection of this gateway."""
-
-    client: str
-    principal: str
-    protocol: str
-    address: str
-    since: int  # epoch milliseconds
-    session: SessionKept = SessionKept()
-    # closes the connection if the key's client connects elsewhere; None: a key may have several connections, or
-    # session records decide (ADR 0074)
-    on_takeover: Callable[[], None] | None = None
 
 
 class _Local(msgspec.Struct, eq=False):

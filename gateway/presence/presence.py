@@ -17,10 +17,11 @@ import structlog
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
-from gateway.presence.ledger import TOMBSTONE, PresenceLedger, PresenceStatistics, Present
-from gateway.presence.records import DESCRIPTION, Ended
+from gateway.presence.ledger import TOMBSTONE, PresenceLedger, PresenceStatistics
+from gateway.presence.records import DESCRIPTION
 from gateway.runtime.fence import Fence
 from gateway.runtime.turns import in_turns
+from gateway.views.presence import Ended, Present
 from mapping.outcomes import Outcome
 from mapping.record import GW_OWNER, Received, text_of
 
@@ -144,6 +145,10 @@ class Presence:
         self._schedule()
 
     # other gateways, and periodic work
+
+    def principal_elsewhere(self, key: str) -> str | None:
+        """Return the principal connected under a key at another live gateway, or None."""
+        return self.ledger.principal_elsewhere(key)
 
     def report_dead(self) -> None:
         """Report the clients of gateways that have died as offline."""

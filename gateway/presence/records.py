@@ -6,34 +6,14 @@ later in the log: a late offline record has the epoch of its connection, which i
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
+from gateway.views.presence import Count, Ended, SessionKept
 from mapping.record import CONTENT_TYPE, Headers
 
-MQTT: Final = "mqtt"  # NAME is the client id
-AMQP: Final = "amqp"  # NAME is the container-id
-HTTP: Final = "http"  # NAME is `consumer/GROUP/INSTANCE`, or `stream/PRINCIPAL` for event streams and WebSockets
-
-By = Literal["client", "server", "timeout", "takeover", "death", "drain"]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]  # exact in JSON
 DESCRIPTION: Final[Headers] = ((CONTENT_TYPE, b"application/json"),)
-
-
-class SessionKept(msgspec.Struct, frozen=True):
-    """Whether an MQTT client's session outlives the connection."""
-
-    kept: bool = False
-    expiry: Count = 0  # Session Expiry Interval in seconds
-
-
-class Ended(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The reason why a client is offline."""
-
-    by: By  # the side that ended the connection, or the cause; `death`: its gateway died
-    code: int | str | None = None  # MQTT reason code or AMQP error condition; None if there was none
-    text: str = ""
 
 
 class PresenceRecord(msgspec.Struct, frozen=True, omit_defaults=True):

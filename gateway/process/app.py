@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,12 +17,6 @@ import structlog
 import uvloop
 from aiohttp import web
 
-from gateway.audit.trail import Where, audit
-from gateway.embedded.broker import STOP_LIMIT_S, EmbeddedBroker, embedded_broker
-from gateway.embedded.jars import console_report
-from gateway.embedded.java import SetupError
-from gateway.embedded.open_files import BrokerCapacity
-from gateway.embedded.storage import BrokerError
 from gateway.kafka.cluster.topic_creation import any_capacity
 from gateway.kafka.cluster.topic_safety import report
 from gateway.kafka.driver.fetch.unreadable import unreadable
@@ -37,7 +32,7 @@ from gateway.observe.flow import FlowSnapshots, KafkaWatch
 from gateway.observe.lag import LoopLag
 from gateway.observe.logs import configure_logs
 from gateway.observe.management import Management
-from gateway.observe.trace_pages import TracePages
+from gateway.process import own_kafka
 from gateway.process.assembly import (
     CLOSE_S,
     ListenerSecurity,
@@ -46,15 +41,17 @@ from gateway.process.assembly import (
     StateTables,
     compile_rules,
     load_certificates,
-    open_audit,
     open_listener_security,
     open_log,
     open_state,
     parts_with_statistics,
 )
 from gateway.process.listeners import make_servers
+from gateway.process.own_kafka import OwnKafka
 from gateway.process.ports import addresses, check_exposure, check_ports, check_proxies, listeners
+from gateway.runtime.audited import Where, audit
 from gateway.runtime.failures import failures
+from gateway.runtime.parts import PartError, load
 from gateway.runtime.secret import secrets_in
 from gateway.runtime.spawn import Tasks, on_loop_error
 from gateway.runtime.version import statistics as build_statistics
@@ -63,10 +60,11 @@ from gateway.security.login.authentication import Authenticator
 from gateway.security.origins import Hosts, Origins
 from gateway.security.rights.authorization import AccessList
 from gateway.security.rights.kafka_acls import principal_template
-from gateway.security.tenants import Tenants
+from gateway.security.tenancy import tenant_source
 from gateway.security.variables import check_logins
 from gateway.security.watched_files import watch_files
 from gateway.settings.config import Config, ConfigError, KafkaConfig
+from gateway.settings.installed import check_installed
 from gateway.views.drain import LEAD_S, Drain
 from gateway.views.pauses import pauses
 from mapping.rules import RuleError
@@ -77,9 +75,7 @@ log = structlog.get_logger(__name__)
 SIGNAL: Final = Where("signal")
 FILES: Final = Where("files")  # that have changed
 READY_POLL_S: Final = 0.1
-BROKER_STOP_S: Final = 1.0  # minimum time for the embedded broker to stop
 NEEDED: Final = frozenset({"live reader", "state", "topics", "sessions"})  # not ready while one is retried
-RESTART_S: Final = 1.0  # before the embedded broker is started again
 
 
 class StartError(Exception):
@@ -93,12 +89,13 @@ class FatalError(Exception):
 def check(config: Config) -> None:
     """Check everything that can be checked without starting anything; raises StartError, which names the setting."""
     try:
+        check_installed(config)
         compile_rules(config)
         check_ports(config)
         check_exposure(config)
         check_proxies(config)
         AccessList(config.security.access)
-        Tenants(config.security, listeners(config))
+        tenant_source(config, listeners(config))
         principal_template(config.security)
         check_logins(config.security, {login for one in listeners(config) for login in one.logins})
         load_certificates(config)
@@ -114,21 +111,18 @@ def run(config: Config, ready_file: Path | None) -> None:
     """Run the gateway until SIGTERM, `POST /drain` or SIGINT; raises StartError or FatalError."""
     configure_logs(config.log, secrets=secrets_in(config))
     check(config)
-    broker = None
-    if config.kafka.bootstrap_servers is None:
-        try:
-            with console_report() as report:  # downloading the jars may take long: not in the event loop
-                broker = embedded_broker(config.embedded, config.data_dir, report)
-        except SetupError as error:
-            raise StartError(str(error)) from error
-    uvloop.run(App(config, ready_file, broker).run())
+    try:
+        kafka = own_kafka.prepare(config)  # before the event loop runs: it may download jars
+    except (ConfigError, PartError) as error:
+        raise StartError(str(error)) from error
+    uvloop.run(App(config, ready_file, kafka).run())
 
 
 class App:
     """One gateway process."""
 
-    def __init__(self, config: Config, ready_file: Path | None = None, broker: EmbeddedBroker | None = None) -> None:
-        """Create the process's state; `run` opens everything. `broker` is started and stopped with the gateway."""
+    def __init__(self, config: Config, ready_file: Path | None = None, kafka: OwnKafka | None = None) -> None:
+        """Create the process's state; `run` opens everything. `kafka` is started and stopped with the gateway."""
         self._config = config
         self._ready_file = ready_file
         self._stop = asyncio.Event()
@@ -143,8 +137,7 @@ class App:
         self._stopping_since = float("inf")  # by the loop's clock
         self._failure: BaseException | None = None
         self._served = False
-        self._broker = broker
-        self._room = None if broker is None else BrokerCapacity(lambda: broker.pid if broker.is_running else None)
+        self._own_kafka = kafka
         self._servers: list[Server] = []
         self._management: Management  # this and the next three: from the start on
         self._security: ListenerSecurity
@@ -173,7 +166,7 @@ class App:
                     await self._drain.run(self._hurry)
                 self._stopping_since = loop.time()
                 log.info("stopping")
-        except (ConfigError, ListenError, BrokerError) as error:
+        except (ConfigError, ListenError, PartError) as error:
             raise StartError(str(error)) from error
         finally:
             await self._tasks.close()  # work for clients that have disconnected
@@ -243,9 +236,15 @@ class App:
         for key, address in addresses(config):
             await try_address(key, address)
         kafka = await self._connect_kafka(process)
-        kafka_log = self._log = await open_log(process, kafka, security, self._room or any_capacity)
+        kafka_log = self._log = await open_log(
+            process, kafka, security, own.capacity if (own := self._own_kafka) is not None else any_capacity
+        )
         state = self._state = await open_state(process, kafka_log, security.rules, self._give_up)
-        audit_file = open_audit(process, kafka_log, state.identity.name)
+        audit_trail = load("audit")
+        if audit_trail is not None:
+            count_audit, reopen_audit = audit_trail.open_trail(
+                config, state.identity.name, kafka_log.publisher, kafka_log.topics, spawn=process.spawn, stack=stack
+            )
         self._servers = make_servers(process, security, kafka_log, state)
         stack.push_async_callback(self._stop_servers)
         for server in self._servers:
@@ -255,8 +254,8 @@ class App:
         lag.start()
         stack.callback(lag.stop)
         metrics = Metrics()
-        for server in self._servers:
-            metrics.add_source(server.name, server.statistics)
+        for name, statistics in chain.from_iterable(server.sources() for server in self._servers):
+            metrics.add_source(name, statistics)
         metrics.add_source("listener", lambda: listener_statistics(self._listeners, self._certificate_ends()))
         for name, statistics in parts_with_statistics(security, kafka_log, state):
             metrics.add_source(name, statistics)
@@ -269,11 +268,12 @@ class App:
         metrics.add_source("unreadable", unreadable.statistics)
         metrics.add_source("delivery", delays.statistics)
         metrics.add_source("descriptors", descriptors.statistics)
-        if self._room is not None:
-            metrics.add_source("embedded_kafka", self._room.statistics)
+        if self._own_kafka is not None:
+            metrics.add_source("embedded_kafka", self._own_kafka.capacity.statistics)
         metrics.add_source("flow", pauses.statistics)
         metrics.add_source("drain", self._drain.statistics)
-        metrics.add_source("audit", audit.statistics)
+        if audit_trail is not None:
+            metrics.add_source("audit", count_audit)
         watch = KafkaWatch(loop, kafka_log.publisher, pauses)
         watch.start()
         stack.callback(watch.stop)
@@ -281,15 +281,18 @@ class App:
         clients = ClientList(
             [server.clients for server in self._servers], SessionViews(state.sessions, kafka_log.lookup), pauses
         )
-        traces = TracePages(clients)
-        routes = (*ClientPages(clients).routes(), *traces.routes())
+        routes = [*ClientPages(clients).routes()]
+        traces = None if (trace_part := load("trace")) is None else trace_part.TracePages(clients)
+        if traces is not None:
+            routes += traces.routes()
         stack.push_async_callback(await self._open_management(metrics, flow, routes))
-        stack.callback(traces.stop)  # runs first, because the management listener waits for the traces' readers
+        if traces is not None:
+            stack.callback(traces.stop)  # runs first, because the management listener waits for the traces' readers
 
         def reload(where: Where) -> None:
             audit.act(where, "", "reload")
-            if audit_file is not None:
-                audit_file.reopen()
+            if audit_trail is not None:
+                reopen_audit()
             security.certificates.reload()
             logins.reload()
             security.acls.refresh()
@@ -314,33 +317,18 @@ class App:
 
     async def _connect_kafka(self, process: Process) -> KafkaConfig:
         """Return the effective Kafka settings; starts the embedded broker if no servers are configured."""
-        config = self._config
-        if config.kafka.bootstrap_servers is not None:
-            return config.kafka
-        broker = self._broker
-        assert broker is not None
-        await broker.start()
-        process.stack.push_async_callback(self._stop_broker, broker)
-        process.end_by_cancelling(self._tasks.essential(self._keep_broker(broker)))
-        log.info("embedded broker ready", address=broker.bootstrap_servers, pid=broker.pid, log=str(broker.log_file))
-        return config.kafka.model_copy(update={"bootstrap_servers": broker.bootstrap_servers})
+        own = self._own_kafka
+        if own is None:
+            return self._config.kafka
+        await own.start()
+        process.stack.push_async_callback(self._stop_kafka, own)
+        process.end_by_cancelling(self._tasks.essential(own.keep(self._restarted)))
+        return self._config.kafka.model_copy(update={"bootstrap_servers": own.address})
 
-    async def _keep_broker(self, broker: EmbeddedBroker) -> None:
-        """Restart the embedded broker whenever it exits; clients wait meanwhile, as for any broker.
-
-        Raises:
-            BrokerError: the broker cannot be restarted.
-        """
-        while True:
-            try:
-                await broker.watch()
-                return
-            except BrokerError as error:
-                log.error("restarting the embedded broker", reason=str(error))
-            await asyncio.sleep(RESTART_S)
-            await broker.start()
-            if self._ready_file is not None and self._ready_file.exists():
-                self._write_ready_file()
+    def _restarted(self) -> None:
+        """Tell the new process id."""
+        if self._ready_file is not None and self._ready_file.exists():
+            self._write_ready_file()
 
     async def _open_management(
         self, metrics: Metrics, flow: FlowSnapshots, routes: Sequence[web.RouteDef]
@@ -410,23 +398,18 @@ class App:
             return
         facts: dict[str, Any] = {listener.name: listener.bound for listener in self._listeners}
         facts["management"] = self._management.address
-        facts["kafka"] = (
-            self._broker.bootstrap_servers if self._broker is not None else self._config.kafka.bootstrap_servers
-        )
+        own = self._own_kafka
+        facts["kafka"] = own.address if own is not None else self._config.kafka.bootstrap_servers
         facts["pid"] = os.getpid()
-        facts["kafka_pid"] = self._broker.pid if self._broker is not None else None
+        facts["kafka_pid"] = own.pid if own is not None else None
         temporary = self._ready_file.with_name(f".{self._ready_file.name}.{os.getpid()}")
         temporary.write_text(json.dumps(facts) + "\n")
         temporary.replace(self._ready_file)
 
-    async def _stop_broker(self, broker: EmbeddedBroker) -> None:
-        """Stop the broker in the remaining time; a broker that does not react (it is frozen) is killed.
-
-        No acknowledged record is lost by that.
-        """
+    async def _stop_kafka(self, own: OwnKafka) -> None:
+        """Stop the embedded Kafka in the time that is left."""
         spent = max(0.0, asyncio.get_running_loop().time() - self._stopping_since)
-        left = self._config.drain_timeout_s - CLOSE_S - spent
-        await broker.stop(min(STOP_LIMIT_S, max(BROKER_STOP_S, left)))
+        await own.stop(self._config.drain_timeout_s - CLOSE_S - spent)
 
     @property
     def _listeners(self) -> list[Listener]:

@@ -19,8 +19,6 @@ from typing import Any, Final
 import msgspec
 
 from flowcontrol.admission import Admission, client_share
-from gateway.audit.sinks import AuditTopicSink, FileSink
-from gateway.audit.trail import Sink, audit
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topic_creation import PartitionCapacity, any_capacity
 from gateway.kafka.cluster.topics import Topics
@@ -55,24 +53,24 @@ from gateway.mqtt.state.store import SessionStore
 from gateway.net.proxied import Proxies
 from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing, make_tracing
-from gateway.presence.presence import Presence
-from gateway.presence.records import MQTT as MQTT_CLIENT
 from gateway.process.ports import listeners
 from gateway.rest.produce.idempotency_table import RequestTable
 from gateway.runtime.identity import GatewayIdentity
-from gateway.runtime.secret import Redactor, secrets_in
 from gateway.runtime.spawn import Spawn, Tasks, keep_running
 from gateway.security.login.authentication import Authenticator
 from gateway.security.rights.acl_source import AclSource
 from gateway.security.rights.authorization import AccessList
 from gateway.security.rights.group_names import GroupNames
-from gateway.security.tenants import Tenants
+from gateway.security.tenancy import TenantSource, tenant_source
 from gateway.security.tls import Certificates
 from gateway.settings.config import MEBIBYTE, Config, ConfigError, KafkaConfig, MqttConfig
+from gateway.settings.installed import need
+from gateway.views.presence import MQTT as MQTT_CLIENT
+from gateway.views.presence import PresenceReports
 from mapping.dead_letters import TOPIC_FIELD
 from mapping.presets import PRESETS
-from mapping.rules import MANY, RuleError, Rules, RuleText
-from mapping.tenants import Tenancy, TenantRules, tenant_of
+from mapping.rules import MANY, Rules, RuleText
+from mapping.tenants import Tenancy
 
 CLOSE_S: Final = 1.0
 """Time for the last bytes of every connection, and for the last records of the sessions."""
@@ -110,7 +108,7 @@ class ListenerSecurity(msgspec.Struct, frozen=True):
 
     certificates: Certificates  # the TLS contexts of the listeners, which can be reloaded
     authenticator: Authenticator  # checks logins
-    tenants: Tenants  # assigns tenants to clients
+    tenants: TenantSource  # assigns tenants to clients
     access_list: AccessList  # the rights of identities
     acls: AclSource  # applies Kafka's ACLs to the access list, if configured
     rules: Rules  # map MQTT topics to Kafka, also for access decisions
@@ -143,7 +141,7 @@ class StateTables(msgspec.Struct, frozen=True):
     requests: RequestTable
     groups: GroupNames
     parts: SessionParts
-    presence: Presence | None  # None: off
+    presence: PresenceReports | None  # None: off
 
 
 def compile_rules(config: Config) -> Rules:
@@ -159,16 +157,8 @@ def compile_rules(config: Config) -> Rules:
             dotted = (*dotted, config.presence.topic)
     if not config.security.tenants.enabled:
         return Rules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)
-    own = {
-        "amqp.reply_topic": config.amqp.reply_topic,
-        "http.reply_topic": config.http.reply_topic,
-        "presence.topic": config.presence.topic or "",
-        "amqp.dead_letter_topic": (config.amqp.dead_letter_topic or "").replace(TOPIC_FIELD, "t"),
-    }
-    for key, name in own.items():
-        if tenant_of(name) is not None:
-            raise RuleError(f"{key}: with tenants, {name!r} is a topic of tenant {tenant_of(name)!r}")
-    return TenantRules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)
+    rules: Rules = need("tenants", "security.tenants.sources").tenant_rules(config, texts, dotted)
+    return rules
 
 
 def load_certificates(config: Config) -> Certificates:
@@ -190,7 +180,7 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
     process.keep_running("authentication", authenticator.run)
     tracing = make_tracing(config.observe)
     rules = compile_rules(config)
-    tenants = Tenants(config.security, listeners(config))
+    tenants = tenant_source(config, listeners(config))
     if tracing is not None:
         process.stack.push_async_callback(tracing.stop)
     listed = config.security.access if config.security.access_source == "list" else None
@@ -354,7 +344,7 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         new_session_id=partial(secrets.token_hex, 6),
         follow=lambda client_id: state.read_to_end(SESSIONS, client_id.encode()),
         elsewhere=lambda client_id: (
-            None if presence is None else presence.ledger.principal_elsewhere(f"{MQTT_CLIENT}/{client_id}")
+            None if presence is None else presence.principal_elsewhere(f"{MQTT_CLIENT}/{client_id}")
         ),
     )
 
@@ -400,10 +390,10 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
 
 def _presence(
     config: Config, publisher: Publisher, state: StateTopics, gateways: Gateways, retained: Retained
-) -> Presence | None:
+) -> PresenceReports | None:
     if not config.presence.topic:
         return None
-    return Presence(
+    presence: PresenceReports = need("presence", "presence.topic").Presence(
         config.presence.topic,
         gateways.owner,
         publisher,
@@ -415,6 +405,7 @@ def _presence(
         is_dead=gateways.is_dead,
         takes_over=gateways.takes_over,
     )
+    return presence
 
 
 def _session_parts(  # noqa: PLR0917 - the parts that sessions use
@@ -455,22 +446,6 @@ def _session_parts(  # noqa: PLR0917 - the parts that sessions use
     )
 
 
-def open_audit(process: Process, log: Log, gateway: str) -> FileSink | None:
-    """Start the configured audit trail and return its file, to be reopened at SIGHUP; raises ConfigError."""
-    config = process.config
-    sinks: list[Sink] = []
-    file = None
-    if config.audit.file is not None:
-        file = FileSink(config.audit.file, audit, process.spawn)
-        process.stack.push_async_callback(file.stop)
-        sinks.append(file.write)
-    if config.audit.topic is not None:
-        sinks.append(AuditTopicSink(config.audit.topic, audit, log.publisher, log.topics).write)
-    audit.begin(gateway, tuple(sinks), Redactor(secrets_in(config)))
-    process.stack.callback(audit.end)
-    return file
-
-
 def parts_with_statistics(
     security: ListenerSecurity, log: Log, state: StateTables
 ) -> Sequence[tuple[str, Callable[[], Any]]]:
@@ -495,7 +470,7 @@ def parts_with_statistics(
     )
 
 
-async def _stop_sessions(upkeep: Upkeep, presence: Presence | None, publisher: Publisher) -> None:
+async def _stop_sessions(upkeep: Upkeep, presence: PresenceReports | None, publisher: Publisher) -> None:
     """Write the sessions' remaining state, and the wills of those that the stop has ended."""
     if presence is not None:
         await presence.stop()

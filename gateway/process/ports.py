@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Final
 
-from gateway.embedded.storage import HOST
 from gateway.settings.config import Address, AmqpConfig, Config, ConfigError, HttpConfig, MqttConfig, SecurityConfig
 from gateway.settings.listeners import ListenerConfig, ListenerProtocol, ListenerSettings, TlsConfig
 from gateway.settings.values import LoginMethod
 
+LOOPBACK: Final = "127.0.0.1"  # the embedded Kafka listens nowhere else
 EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104 - IPv4, and IPv6 (bound without IPv4); only compared with
 RESERVED: Final = frozenset({"management", "kafka", "kafka_pid", "pid"})
 """Names that the ready file uses for other values."""
@@ -123,8 +123,8 @@ def check_ports(config: Config) -> None:
     """Raise ConfigError, which names both keys, if two listeners use the same port."""
     taken = addresses(config)
     if config.kafka.bootstrap_servers is None:
-        taken.append(("embedded.port", Address(f"{HOST}:{config.embedded.port}")))
-        taken.append(("embedded.controller_port", Address(f"{HOST}:{config.embedded.controller_port}")))
+        taken.append(("embedded.port", Address(f"{LOOPBACK}:{config.embedded.port}")))
+        taken.append(("embedded.controller_port", Address(f"{LOOPBACK}:{config.embedded.controller_port}")))
     clashes = [
         f"{one_key} and {other_key} are both on port {one.port}: change one of them"
         for (one_key, one), (other_key, other) in combinations(taken, 2)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Annotated, cast
 
 import msgspec
 
 from gateway.net.http.http_server import HttpConnection, HttpServer
 from gateway.net.http.upgrade import WebSocketEndpoint
+from gateway.net.listener import MetricSource
 from gateway.rest.admin.operations import Administration
 from gateway.rest.admin.topics import TopicOperations
-from gateway.rest.confluent.v2 import ConfluentV2
-from gateway.rest.confluent.v3 import ConfluentV3
-from gateway.rest.consume.instances import Consumers, ConsumersStatistics
-from gateway.rest.consume.record_pages import RecordPages, RecordPagesStatistics
+from gateway.rest.consume.instances import Consumers
+from gateway.rest.consume.record_pages import RecordPages
 from gateway.rest.consume.subscriptions import ConsumerSubscriptions
+from gateway.rest.parts import RestParts, installed
 from gateway.rest.produce.idempotency import KeyedStatistics
-from gateway.rest.produce.line_uploads import Uploads, UploadsStatistics
-from gateway.rest.produce.requests import CloudEvents, Produce, ProduceStatistics, Storing
-from gateway.rest.requests.device_requests import DeviceRequests, RequestsStatistics
+from gateway.rest.produce.line_uploads import Uploads
+from gateway.rest.produce.requests import Produce, ProduceStatistics, Storing
 from gateway.rest.server.answers import error_answer
 from gateway.rest.server.body import BodyReader
 from gateway.rest.server.client_limits import RequestLimits
@@ -35,32 +34,25 @@ from gateway.rest.server.request_dispatcher import RequestDispatcher
 from gateway.rest.server.request_login import RequestLogin
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
-from gateway.rest.streams.live_websockets import Live, LiveWebSocketStatistics
-from gateway.rest.streams.server_sent_events import EventStreams, StreamsStatistics
+from gateway.rest.streams.server_sent_events import EventStreams
 from gateway.views.clients import Connected
 from gateway.views.drain import Departing
 from gateway.views.flow import Flowing
-from protocols.rest.confluent import Dialect
 from protocols.rest.errors import RestError
+from protocols.rest.routes import Dialect
 from telemetry.statistics import counter, gauge
 
 
 class RestStatistics(msgspec.Struct, frozen=True):
-    """All counts of HTTP."""
+    """The counts of HTTP that are not those of a set of operations."""
 
     connections: Annotated[int, gauge("connections now")]
     known_heads_bytes: Annotated[int, gauge("bytes of request heads that connections remember")]
     requests_total: Annotated[int, counter("requests")]
     answers_total: Annotated[dict[str, dict[str, int]], counter("answers", "operation", "status")]
     produce: ProduceStatistics
-    uploads: UploadsStatistics
     keyed: KeyedStatistics
-    consumers: ConsumersStatistics
-    reads: RecordPagesStatistics
-    streams: StreamsStatistics
-    devices: RequestsStatistics
     load: ConcurrencyStatistics
-    live: LiveWebSocketStatistics
 
 
 class RestServer(HttpServer):
@@ -78,31 +70,28 @@ class RestServer(HttpServer):
         contract = load_contract()
         self._storing = Storing(services.publisher, services.keyed)
         self._produce = Produce(services.publisher, self._storing, overload, config)
-        self._uploads = Uploads(services.publisher, overload, config)
-        cloud_events = CloudEvents(self._storing, overload, config.max_records)
-        self._consumers = Consumers(services, limits)
-        self._reads = RecordPages(services, limits)
         self._feeds = Feeds(services.live_reader)
-        self._events = EventStreams(services, self._feeds)
-        self._devices = DeviceRequests(services, overload)
-        self._live = Live(services, self._feeds)
-        subscriptions = ConsumerSubscriptions(self._consumers, services)
-        topics = TopicOperations(services)
+        rest = RestParts(
+            services,
+            overload,
+            self._storing,
+            uploads=Uploads(services.publisher, overload, config),
+            consumers=(consumers := Consumers(services, limits)),
+            subscriptions=ConsumerSubscriptions(consumers, services),
+            topics=TopicOperations(services),
+            feeds=self._feeds,
+        )
         self._operations: tuple[OperationSet, ...] = (
             Documents(contract),
-            topics,
+            rest.topics,
             self._produce,
-            self._uploads,
-            cloud_events,
-            self._consumers,
-            subscriptions,
-            ConfluentV2(services, overload, self._consumers, subscriptions, topics),
-            ConfluentV3(services, overload, self._uploads, topics),
-            self._reads,
-            self._events,
-            self._devices,
+            rest.uploads,
+            rest.consumers,
+            rest.subscriptions,
+            RecordPages(services, limits),
+            EventStreams(services, self._feeds),
             Administration(services),
-            self._live,
+            *installed(rest),
         )
         login = RequestLogin(services.access_list, services.origins)
         self._concurrency = ConcurrencyLimit(config.max_active, config.max_active_per_client)
@@ -143,7 +132,7 @@ class RestServer(HttpServer):
     def departing(self) -> Iterable[Departing]:
         """Return HTTP connections, event streams and WebSockets."""
         connections = (cast("HttpConnection", one) for one in self.connections)
-        return [*connections, *self._events.departing(), *self._live.departing()]
+        return [*connections, *chain.from_iterable(one.departing() for one in self._operations)]
 
     def stop_receiving(self) -> None:
         """Close the listening sockets, answer new requests with 503, and end long operations such as polls.
@@ -168,12 +157,11 @@ class RestServer(HttpServer):
 
     def flowing(self) -> list[Flowing]:
         """Return WebSockets, event streams, and requests and uploads that produce, for /flow."""
-        return [*self._live.flowing(), *self._events.flowing(), *self._overload.flowing()]
+        return [*chain.from_iterable(one.flowing() for one in self._operations), *self._overload.flowing()]
 
     def clients(self) -> Iterable[Connected]:
         """Return HTTP connections, event streams, WebSockets and consumers."""
-        connections = listed(tuple(self.connections))
-        return itertools.chain(connections, self._events.departing(), self._live.departing(), self._consumers.listed())
+        return chain(listed(tuple(self.connections)), *(one.clients() for one in self._operations))
 
     def statistics(self) -> RestStatistics:
         """Return the counts so far."""
@@ -183,12 +171,13 @@ class RestServer(HttpServer):
             requests_total=self.requests_count,
             answers_total=self._dispatcher.answers(),
             produce=self._produce.statistics(),
-            uploads=self._uploads.statistics(),
             keyed=self._storing.keyed.statistics(),
-            consumers=self._consumers.statistics(),
-            reads=self._reads.statistics(),
-            streams=self._events.statistics(),
-            devices=self._devices.statistics(),
             load=self._concurrency.statistics(),
-            live=self._live.statistics(),
         )
+
+    def sources(self) -> Iterable[MetricSource]:
+        """Return its own counts and those of its operations."""
+        yield from super().sources()
+        for operations in self._operations:
+            if operations.name:
+                yield f"{self.name}_{operations.name}", operations.statistics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.presence.records import HTTP, Ended
+from gateway.views.presence import HTTP, Ended
 
 BY_CLIENT = Ended("client")
 STOPPED = Ended("drain", text="the gateway is stopping")

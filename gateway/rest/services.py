@@ -16,13 +16,13 @@ from gateway.kafka.read.live_reader import LiveReader
 from gateway.limits.limits import Limits
 from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing
-from gateway.presence.presence import Presence
 from gateway.rest.produce.idempotency import KeyedRequests
 from gateway.runtime.spawn import Spawn
 from gateway.security.origins import Origins
 from gateway.security.rights.authorization import AccessList
 from gateway.security.rights.group_names import GroupNames
 from gateway.settings.config import HttpConfig, SecurityConfig
+from gateway.views.presence import PresenceReports
 from mapping.rules import Rules
 
 
@@ -49,6 +49,6 @@ class RestServices(msgspec.Struct, frozen=True):
     wall_clock: Callable[[], int]  # epoch milliseconds
     random_id: Callable[[], str]  # returns a new unguessable id that is legal in an MQTT topic
     limits: Limits  # connections and rates of clients
-    presence: Presence | None = None  # publishes which clients are connected; None: off
+    presence: PresenceReports | None = None  # publishes which clients are connected; None: off
     tracing: Tracing | None = None  # makes a span for each request; None: off
     strangers: Strangers | None = None  # counts bytes received before the login; None: not counted

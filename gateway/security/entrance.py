@@ -13,7 +13,7 @@ from gateway.security.identity import ANONYMOUS, Identity, common_name, is_princ
 from gateway.security.login.authentication import Authenticator, Exchange
 from gateway.security.login.bearer import MECHANISMS as BEARER_MECHANISMS
 from gateway.security.login.tokens import VerifiedToken
-from gateway.security.tenants import AssignTenant
+from gateway.security.tenancy import AssignTenant
 from gateway.settings.values import LoginMethod
 
 

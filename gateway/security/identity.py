@@ -22,7 +22,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     groups: tuple[str, ...] = ()  # a token's groups or roles
     claims: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the token's claims that the access list uses
     common_name: str | None = None  # of its certificate, whatever the login method, if the access list uses it
-    tenant: str | None = None  # see `gateway.security.tenants`; None without a tenant
+    tenant: str | None = None  # see `gateway.security.tenancy`; None without a tenant
 
     def is_same_client(self, other: Identity) -> bool:
         """Return whether both belong to the same client; its groups may have changed."""

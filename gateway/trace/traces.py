@@ -30,7 +30,6 @@ from gateway.views.clients import Connected, matches_id
 from protocols.amqp.connection import Connection as AmqpConnection
 from protocols.mqtt.connection import Connection as MqttConnection
 from protocols.rest.streams.event_connection import EventConnection
-from protocols.rest.streams.live_connection import LiveConnection
 
 AT_ONCE: Final = 8  # traces
 LONGEST_S: Final = 600.0
@@ -266,5 +265,4 @@ def _decoder(socket: Any, payload: int, *, fresh: bool) -> TraceDecoder:
         return AmqpDecoder(payload, fresh=fresh)
     if isinstance(connection, EventConnection):
         return EventDecoder(payload)
-    assert isinstance(connection, LiveConnection)
-    return WebSocketDecoder(connection.frames, payload)
+    return WebSocketDecoder(connection.frames, payload)  # a live WebSocket, an optional part itself

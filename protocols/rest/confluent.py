@@ -6,7 +6,6 @@ the status, and two digits for the error.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -19,18 +18,10 @@ from protocols.rest.media import Format
 from protocols.rest.requests import decode
 from protocols.rest.responses import ErrorBody, Stored
 
-PREFIX: Final = "v2"  # the first segment of the dialect's paths, with any `http.dialect`
 SCHEMA_TYPES: Final = tuple(f"application/vnd.kafka.{name}.v2+json" for name in ("avro", "jsonschema", "protobuf"))
 NO_REGISTRY: Final = "Payload error. Schema Registry must be configured when using schemas."
 POLL_WAIT_MS: Final = 1000  # default of a consumer
 LARGEST_INT: Final = 2**31 - 1
-
-
-class Dialect(enum.Enum):
-    """Decides which operations serve the paths that both dialects have, such as `/topics/T`."""
-
-    STRIMZI = "strimzi"
-    CONFLUENT = "confluent"
 
 
 NUMBERS: Final[dict[Fault, tuple[int, int]]] = {

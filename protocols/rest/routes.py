@@ -6,15 +6,24 @@ may contain a slash.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 
-from protocols.rest.confluent import PREFIX, Dialect
 from protocols.rest.contract import Operation
 from protocols.rest.errors import RestError
+
+PREFIX: Final = "v2"  # the first segment of the Confluent dialect's paths, with any `http.dialect`
+
+
+class Dialect(enum.Enum):
+    """Decides which operations serve the paths that both dialects have, such as `/topics/T`."""
+
+    STRIMZI = "strimzi"
+    CONFLUENT = "confluent"
 
 
 class RouteMatch(NamedTuple):
@@ -40,7 +49,7 @@ def _methods(declared: Collection[str]) -> list[str]:
 class Routes:
     """The paths as a tree; a path is matched in one walk. A literal segment takes precedence over a parameter.
 
-    Below `confluent.PREFIX` a slash at the end is ignored.
+    Below `PREFIX` a slash at the end is ignored.
     """
 
     def __init__(self, operations: Iterable[Operation], *, dialect: Dialect = Dialect.STRIMZI) -> None:

@@ -12,11 +12,11 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from spark_sinks.run.figures import figures
 from spark_sinks.run.metrics import JobMetrics
 from spark_sinks.run.status import Status, table
 from spark_sinks.spark.process import JobConsole
 from spark_sinks.spark.progress import Examined, Progress, Totals
+from telemetry.job_figures import figures
 
 REFRESHES: Final = 2  # a second
 

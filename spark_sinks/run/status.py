@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spark_sinks.run.figures import Figures, figures
 from spark_sinks.run.runs import Known
 from spark_sinks.spec.values import Listen
+from telemetry.job_figures import Figures, figures
 
 ANSWER_S: Final = 3.0
 LARGEST: Final = 4 << 20

@@ -301,7 +301,7 @@ async def test_a_bug_closes_a_connection_with_its_protocols_internal_error(fault
             assert response.status == 500
             assert (await response.json(content_type=None))["error_code"] == 50002
         async with http.ws_connect("/stream", protocols=["trivium.v1"]) as socket:
-            await faulty.order("break gateway.rest.streams.live_websockets:LiveSession.handle")
+            await faulty.order("break gateway.rest.live.live_websockets:LiveSession.handle")
             await socket.send_str('{"type": "unsubscribe", "id": "nothing"}')
             await socket.receive()
             assert socket.close_code == 1011

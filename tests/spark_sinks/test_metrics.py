@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from spark_sinks.run.figures import Figures, figures
 from spark_sinks.run.metrics import JobMetrics, lag
 from spark_sinks.run.output import Screen
 from spark_sinks.run.status import NoFigures, read
 from spark_sinks.spark.progress import Examined, Progress, Totals
 from spark_sinks.spec.values import Listen
+from telemetry.job_figures import Figures, figures
 from tests.gateway.observe.test_declared_metrics import documented
 
 RUN = "0d9f7c1e-run"

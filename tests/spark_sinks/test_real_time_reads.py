@@ -10,10 +10,10 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from pyspark.sql import SparkSession
 
-from spark_sinks.run.figures import Figures, figures
 from spark_sinks.spark.progress import offsets_sum
 from spark_sinks.spark.real_time_reads import RealTimeReads
 from spark_sinks.spec.triggers import REAL_TIME
+from telemetry.job_figures import Figures, figures
 from tests.support.waiting import wait_until
 
 STATELESS = """

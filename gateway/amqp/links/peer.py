@@ -13,12 +13,12 @@ from typing import Any, Final
 import msgspec
 
 from flowcontrol.budget import ConnectionBudget
-from gateway.audit.trail import audit, where_of
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.sender_partitions import Places, RememberedSender
 from gateway.limits.brakes import CreditPause, SendingPause
 from gateway.net.pump import Pump
+from gateway.runtime.audited import audit, where_of
 from gateway.security.identity import Identity, share_of
 from gateway.security.rights.authorization import Grant
 from gateway.security.throttle import address_of

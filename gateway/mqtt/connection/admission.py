@@ -8,7 +8,6 @@ from typing import Final
 import msgspec
 import structlog
 
-from gateway.audit.trail import audit, where_of
 from gateway.kafka.contracts import Refused, in_time
 from gateway.limits.limits import LimitExceeded
 from gateway.mqtt.connection.connack import (
@@ -26,11 +25,12 @@ from gateway.mqtt.connection.subscribing import ANSWER_S
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.net.pump import Pump
+from gateway.runtime.audited import audit, where_of
 from gateway.security.fair_queue import Busy, Unavailable
 from gateway.security.identity import Identity
 from gateway.security.login.exchange import Done, Failed
 from gateway.security.rights.authorization import Grant
-from gateway.security.tenants import NoTenantError
+from gateway.security.tenancy import NoTenantError
 from mapping.outcomes import Outcome
 from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import structlog
 
-from gateway.audit.trail import audit, where_of
 from gateway.mqtt.connection import connack
 from gateway.mqtt.connection.admission import Admitted, ConnectAdmission
 from gateway.mqtt.connection.present import report_offline, report_online
@@ -24,6 +23,7 @@ from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
+from gateway.runtime.audited import audit, where_of
 from gateway.runtime.taps import taps
 from gateway.views.clients import CLOSED, CONNECTION_LOG, ClientView
 from gateway.views.flow import ConnectionFlow, FlowWindow, shown

@@ -6,9 +6,7 @@ from typing import Final
 
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
-from gateway.presence.ledger import Present
-from gateway.presence.presence import Presence
-from gateway.presence.records import MQTT, By, Ended, SessionKept
+from gateway.views.presence import MQTT, By, Ended, PresenceReports, Present, SessionKept
 from protocols.mqtt.reasons import ReasonCode
 
 _BY: Final[dict[int, By]] = {
@@ -19,7 +17,7 @@ _BY: Final[dict[int, By]] = {
 }
 
 
-def report_online(presence: Presence, client: ClientPort, session: Session, address: str, now: int) -> None:
+def report_online(presence: PresenceReports, client: ClientPort, session: Session, address: str, now: int) -> None:
     """Report a client as online after CONNACK; `now` is in epoch milliseconds.
 
     If the session has records (ADR 0074), they decide which of two connections keeps it; otherwise the presence topic.
@@ -40,7 +38,7 @@ def report_online(presence: Presence, client: ClientPort, session: Session, addr
     )
 
 
-def report_offline(presence: Presence, client: ClientPort, code: int | None, text: str) -> None:
+def report_offline(presence: PresenceReports, client: ClientPort, code: int | None, text: str) -> None:
     """Report the end of a connection; `code` is the gateway's with `text`, the client's without; None: it was lost."""
     if code is None:
         ended = Ended("client", text="the connection was lost")

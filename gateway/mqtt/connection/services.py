@@ -15,9 +15,9 @@ from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Router
 from gateway.mqtt.session.self_delivery import SelfDelivery
-from gateway.presence.presence import Presence
 from gateway.security.rights.authorization import AccessList
 from gateway.settings.config import MqttConfig
+from gateway.views.presence import PresenceReports
 from mapping.rules import Rules
 
 
@@ -36,6 +36,6 @@ class MqttServices(msgspec.Struct, frozen=True):
     counters: Counters
     limits: Limits
     self_delivery: SelfDelivery | None
-    presence: Presence | None
+    presence: PresenceReports | None
     clock: Callable[[], float]
     wall_clock: Callable[[], int]

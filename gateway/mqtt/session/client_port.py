@@ -10,13 +10,13 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.audit.trail import audit, where_of
 from gateway.limits.brakes import ReadingPause, SendingPause
 from gateway.limits.limits import ClientLimits, Limits
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.routing.messages import Packets
 from gateway.mqtt.session.self_delivery import SelfDelivery
 from gateway.net.pump import Pump
+from gateway.runtime.audited import audit, where_of
 from gateway.security.identity import Identity, share_of
 from gateway.security.rights.authorization import Grant
 from gateway.security.throttle import address_of

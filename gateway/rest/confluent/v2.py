@@ -13,22 +13,17 @@ from aiohttp import web
 from aiokafka import TopicPartition
 
 from gateway.kafka.groups.refusals import NotAssignedError
-from gateway.rest.admin.topics import TopicOperations
-from gateway.rest.consume.instances import Consumers
-from gateway.rest.consume.subscriptions import ConsumerSubscriptions
+from gateway.rest.parts import RestParts
 from gateway.rest.produce.tickets import check_place, raise_common_failure, store
 from gateway.rest.server.answers import control_answer, error_answer, no_content
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
-from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
-from gateway.rest.services import RestServices
 from mapping.confluent import without_headers
 from mapping.rest.incoming import to_records
 from mapping.tenants import Names
 from protocols.rest.confluent import (
     NO_REGISTRY,
-    PREFIX,
     SCHEMA_TYPES,
     decode_commit,
     decode_consumer,
@@ -43,48 +38,42 @@ from protocols.rest.consuming import PollLimits, decode_partitions
 from protocols.rest.errors import Fault, RestError
 from protocols.rest.media import CONTROL_TYPE, FORMATS, body_type
 from protocols.rest.responses import ErrorBody, encode
+from protocols.rest.routes import PREFIX
 
 
 class ConfluentV2(OperationSet):
     """The operations below `/v2`; with `http.dialect` also at their own paths without that prefix."""
 
-    def __init__(
-        self,
-        services: RestServices,
-        overload: OverloadGuard,
-        consumers: Consumers,
-        subscriptions: ConsumerSubscriptions,
-        topics: TopicOperations,
-    ) -> None:
-        self._config = services.config
-        self._publisher = services.publisher
-        self._lookup = services.lookup
-        self._overload = overload
-        self._consumers = consumers
-        self._subscriptions = subscriptions
-        self._topics = topics
+    def __init__(self, rest: RestParts) -> None:
+        self._config = rest.services.config
+        self._publisher = rest.services.publisher
+        self._lookup = rest.services.lookup
+        self._overload = rest.overload
+        self._consumers = rest.consumers
+        self._subscriptions = rest.subscriptions
+        self._topics = rest.topics
         self.operations = {
-            "v2ListTopics": topics.list_topics,
-            "v2GetTopic": topics.get_topic,
-            "v2ListPartitions": topics.list_partitions,
-            "v2GetPartition": topics.get_partition,
-            "v2GetOffsets": topics.get_offsets,
+            "v2ListTopics": rest.topics.list_topics,
+            "v2GetTopic": rest.topics.get_topic,
+            "v2ListPartitions": rest.topics.list_partitions,
+            "v2GetPartition": rest.topics.get_partition,
+            "v2GetOffsets": rest.topics.get_offsets,
             "v2ListBrokers": self.list_brokers,
             "v2Send": self.send,
             "v2SendToPartition": self.send,
             "v2CreateConsumer": self.create,
-            "v2DeleteConsumer": consumers.delete,
-            "v2Subscribe": subscriptions.subscribe,
+            "v2DeleteConsumer": rest.consumers.delete,
+            "v2Subscribe": rest.subscriptions.subscribe,
             "v2ListSubscriptions": self.list_subscriptions,
-            "v2Unsubscribe": subscriptions.unsubscribe,
-            "v2Assign": subscriptions.assign,
+            "v2Unsubscribe": rest.subscriptions.unsubscribe,
+            "v2Assign": rest.subscriptions.assign,
             "v2ListAssignments": self.list_assignments,
             "v2Poll": self.poll,
             "v2Committed": self.committed,
             "v2Commit": self.commit,
             "v2Seek": self.seek,
-            "v2SeekToBeginning": partial(subscriptions.seek_to_edge, end=False),
-            "v2SeekToEnd": partial(subscriptions.seek_to_edge, end=True),
+            "v2SeekToBeginning": partial(rest.subscriptions.seek_to_edge, end=False),
+            "v2SeekToEnd": partial(rest.subscriptions.seek_to_edge, end=True),
         }
 
     def refuse(self, error: RestError) -> web.Response:

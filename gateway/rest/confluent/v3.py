@@ -15,17 +15,14 @@ from aiohttp import web
 
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import RememberedSender
-from gateway.rest.admin.topics import TopicOperations
 from gateway.rest.confluent.v2 import refusal_answer
-from gateway.rest.produce.line_uploads import Uploads
+from gateway.rest.parts import RestParts
 from gateway.rest.produce.streamed_records import Upload
 from gateway.rest.produce.tickets import Ticket, denied_key, error_of
 from gateway.rest.server.answers import control_answer, own_address
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
-from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
-from gateway.rest.services import RestServices
 from gateway.security.rights.authorization import Grant
 from mapping.confluent import ReportData, to_record
 from mapping.record import Headers, Record
@@ -130,16 +127,14 @@ class RecordStream(Upload):
 class ConfluentV3(OperationSet):
     """The operations below `/v3`."""
 
-    def __init__(
-        self, services: RestServices, overload: OverloadGuard, uploads: Uploads, topics: TopicOperations
-    ) -> None:
-        """Streamed requests count against the limit of `uploads`."""
-        self._config = services.config
-        self._publisher = services.publisher
-        self._wall_clock = services.wall_clock
-        self._overload = overload
-        self._uploads = uploads
-        self._topics = topics
+    def __init__(self, rest: RestParts) -> None:
+        """Streamed requests count against the limit of uploads."""
+        self._config = rest.services.config
+        self._publisher = rest.services.publisher
+        self._wall_clock = rest.services.wall_clock
+        self._overload = rest.overload
+        self._uploads = rest.uploads
+        self._topics = rest.topics
         self._cluster = ""  # Kafka's cluster id, cached by `_cluster_id`
         self.operations = {
             "v3ListClusters": self.list_clusters,

@@ -27,8 +27,6 @@ from gateway.kafka.groups.polled_member import MemberSettings, PolledMember
 from gateway.kafka.groups.progress import Chunk
 from gateway.kafka.groups.refusals import NotAssignedError
 from gateway.kafka.read.arrivals import Arrivals
-from gateway.presence.ledger import Present
-from gateway.presence.records import HTTP, Ended
 from gateway.rest.consume.page_size import Shown, fill_page, page_size
 from gateway.rest.present import ABANDONED, BY_CLIENT, BY_SERVER, STOPPED
 from gateway.rest.server.answers import control_answer, no_content, own_address, records_answer
@@ -40,6 +38,7 @@ from gateway.rest.services import RestServices
 from gateway.security.identity import Identity
 from gateway.security.rights.authorization import Grant
 from gateway.views.clients import CONNECTION_LOG, SUBSCRIPTIONS, ClientView, SubscriptionView
+from gateway.views.presence import HTTP, Ended, Present
 from mapping.rest.outgoing import from_record
 from protocols.rest.consuming import (
     CreateConsumer,
@@ -169,6 +168,8 @@ class Instance:
 class Consumers(OperationSet):
     """All instances of this process, by group and name."""
 
+    name = "consumers"
+
     def __init__(self, services: RestServices, client_limits: RequestLimits) -> None:
         config = self._config = services.config
         self._client_limits = client_limits
@@ -287,7 +288,7 @@ class Consumers(OperationSet):
         instance.used = self.clock()
         return instance
 
-    def listed(self) -> list[Instance]:
+    def clients(self) -> list[Instance]:
         """Return all instances, without those being created."""
         return [instance for instance in self._instances.values() if instance is not None]
 
@@ -475,7 +476,7 @@ class Consumers(OperationSet):
     def _reap(self) -> None:
         self.start()  # first, so that a failure below does not end the checks
         oldest = self.clock() - self._config.consumer_idle_s
-        for instance in self.listed():
+        for instance in self.clients():
             unread = instance.unread if instance.answered < oldest else None
             if unread is not None:  # else a new poll on another connection would wait for this one
                 log.info("a poll's answer was not read", group=instance.group, name=instance.name)
@@ -490,7 +491,7 @@ class Consumers(OperationSet):
         self._draining = True
         if self._timer is not None:
             self._timer.cancel()
-        instances = self.listed()
+        instances = self.clients()
         if instances:
             await asyncio.wait([self._spawn(self._close(instance, delivered=False)) for instance in instances])
 

@@ -146,6 +146,8 @@ def _allowed(grant: Grant, topic: str) -> Permission | None:
 class RecordPages(OperationSet):
     """The operation that reads a page of the log without a consumer."""
 
+    name = "reads"
+
     def __init__(self, services: RestServices, limits: RequestLimits) -> None:
         self._config = services.config
         self._limits = limits

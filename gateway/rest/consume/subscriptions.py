@@ -93,13 +93,13 @@ class ConsumerSubscriptions(OperationSet):
 
     def _rights_changed(self, _changed: AbstractSet[Grant]) -> None:
         """Let topics and groups go that their clients may no longer read: a group's other members get the records."""
-        for instance in self._consumers.listed():
+        for instance in self._consumers.clients():
             if instance.is_refused:
                 self._consumers.close(instance)
         self._topics_changed(frozenset(), frozenset())
 
     def _topics_changed(self, appeared: frozenset[str], disappeared: frozenset[str]) -> None:
-        for instance in self._consumers.listed():
+        for instance in self._consumers.clients():
             if instance.pattern is not None:
                 self._spawn(self._follow(instance))
 

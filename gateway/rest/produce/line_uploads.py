@@ -104,6 +104,8 @@ class _Running:
 class Uploads(OperationSet):
     """The operation that stores lines. It also runs the uploads of other dialects."""
 
+    name = "uploads"
+
     def __init__(self, publisher: Publisher, overload: OverloadGuard, config: HttpConfig) -> None:
         self._publisher = publisher
         self._overload = overload

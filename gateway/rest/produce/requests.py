@@ -39,11 +39,9 @@ from gateway.runtime.failures import failures
 from gateway.security.rights.authorization import Grant
 from gateway.settings.config import HttpConfig
 from mapping.outcomes import Outcome
-from mapping.record import GW_CLIENT, GW_PROTOCOL, Headers, Record
-from mapping.rest.events import event_record
-from mapping.rest.incoming import PROTOCOL, to_records, trace_headers
-from protocols.rest.cloud_events import BATCH_TYPE, ENVELOPES, EVENT_TYPE, from_batch, from_fields, from_json
-from protocols.rest.errors import Fault, RestError, unprocessable
+from mapping.record import Headers, Record
+from mapping.rest.incoming import to_records
+from protocols.rest.errors import RestError, unprocessable
 from protocols.rest.media import Format, produce_format
 from protocols.rest.responses import Stored, encode_results
 from telemetry.statistics import counter, gauge
@@ -287,42 +285,3 @@ class Produce(OperationSet):
             uploading_bytes=self._overload.receiving,
             refused_total=self._overload.refused,
         )
-
-
-class CloudEvents(OperationSet):
-    """The operation that stores CloudEvents."""
-
-    def __init__(self, storing: Storing, overload: OverloadGuard, max_events: int) -> None:
-        self._storing = storing
-        self._overload = overload
-        self._max_events = max_events
-        self.operations = {"sendEvents": self.send}
-
-    async def send(self, call: Call, topic: str) -> web.StreamResponse:
-        """`POST /topics/{topicname}/events`."""
-        fields, grant = call.request.headers, call.grant
-        if not grant.publish.some(topic):
-            raise forbidden(f"publish to {topic}")
-        key = request_key(call.request)
-        with call.enter(self._overload, topic) as slot:
-            content = body = await call.unchecked_body()
-            content_type = fields.get("Content-Type")
-            essence = "" if content_type is None else content_type.partition(";")[0].strip().lower()
-            if essence == EVENT_TYPE:
-                events = [from_json(body)]
-            elif essence == BATCH_TYPE:
-                events = from_batch(body, self._max_events)
-            elif essence.startswith(ENVELOPES):
-                raise RestError(415, f"Events are {EVENT_TYPE} or {BATCH_TYPE}, or in header fields", fault=Fault.MEDIA)
-            else:
-                events = [from_fields(fields.items(), content_type, body)]
-                content = msgspec.json.encode(sorted(events[0].attributes.items())) + body
-            standard = ((GW_PROTOCOL, PROTOCOL), (GW_CLIENT, grant.identity.name.encode()))
-            trace = trace_headers(fields.get("traceparent"), fields.get("tracestate"))
-            records = [event_record(event, topic, standard, trace) for event in events]
-            slot.count_records(len(records), len(body))
-            if not records:
-                return control_answer(encode_results(()))
-            storing = self._storing.store(call, records, content, key)
-            del events, records, content, body  # see `Produce.send`
-            return await storing

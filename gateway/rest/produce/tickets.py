@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from gateway.audit.trail import Where, audit
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.rest.server.request_login import forbidden
+from gateway.runtime.audited import Where, audit
 from gateway.security.rights.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.record import Record

@@ -6,9 +6,9 @@ from typing import Final
 
 from aiohttp import web
 
-from gateway.audit.trail import audit, where_of
 from gateway.net.http.http_server import HttpConnection
 from gateway.net.pump import Pump
+from gateway.runtime.audited import audit, where_of
 from gateway.security.identity import Identity
 from gateway.security.login.credentials import name_and_password
 from gateway.security.rights.authorization import Grant

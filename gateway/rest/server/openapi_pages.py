@@ -13,6 +13,7 @@ from gateway.net.http.http_server import SERVER
 from gateway.rest.server.answers import control_answer
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
+from gateway.runtime.parts import PARTS, load
 from gateway.runtime.version import version
 from protocols.rest.contract import Contract, assemble
 from protocols.rest.errors import not_found
@@ -28,11 +29,12 @@ _CACHE: Final = "no-cache"  # the version may change under the same address
 
 
 def load_contract() -> Contract:
-    """Read `protocols/rest/openapi.yaml` and the parts in `protocols/rest/openapi`."""
+    """Read `protocols/rest/openapi.yaml`, and of `protocols/rest/openapi` the files of what is installed."""
     folder = importlib.resources.files("protocols.rest")
     more = folder / "openapi"  # git keeps no folder without files
     parts = sorted(more.iterdir(), key=lambda file: file.name) if more.is_dir() else []
-    files = [folder / "openapi.yaml", *(part for part in parts if part.name.endswith(".yaml"))]
+    absent = {file for name, part in PARTS.items() if part.contract and load(name) is None for file in part.contract}
+    files = [folder / "openapi.yaml", *(one for one in parts if one.name.endswith(".yaml") and one.name not in absent)]
     loaded = [yaml.load(file.read_text(), _Loader) for file in files]  # noqa: S506 - safe
     document = assemble(loaded)
     document["info"]["version"] = version()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import ClassVar
 
+import msgspec
 from aiohttp import web
 
 from gateway.rest.server.answers import error_answer
+from gateway.views.clients import Connected
+from gateway.views.drain import Departing
+from gateway.views.flow import Flowing
 from protocols.rest.errors import RestError
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
@@ -20,10 +25,27 @@ class OperationSet:
     """
 
     operations: Mapping[str, Handler]  # the handlers by the contract's operationId
+    name: ClassVar[str] = ""  # of its counts in the metrics; "": it has none
 
     def refuse(self, error: RestError) -> web.Response:
         """Return the answer to a refused request for one of these operations, with the dialect's error body."""
         return error_answer(error)
+
+    def departing(self) -> Iterable[Departing]:
+        """Return its own connections, to be closed when the gateway stops."""
+        return ()
+
+    def clients(self) -> Iterable[Connected]:
+        """Return its clients, for operators."""
+        return ()
+
+    def flowing(self) -> Iterable[Flowing]:
+        """Return what can report its flow, for /flow."""
+        return ()
+
+    def statistics(self) -> msgspec.Struct:
+        """Return its counts; never called without a `name`."""
+        raise NotImplementedError
 
     def start(self) -> None:
         """Called once the listener accepts connections."""

@@ -28,10 +28,9 @@ from gateway.runtime.failures import failures
 from gateway.security.rights.authorization import Grant
 from mapping.outcomes import ANSWERS, Outcome
 from mapping.tenants import Names
-from protocols.rest.confluent import Dialect
 from protocols.rest.contract import Contract, Operation
 from protocols.rest.errors import INTERNAL_ERROR, SHUTTING_DOWN, Fault, RestError, busy, not_found, retry_after
-from protocols.rest.routes import Routes
+from protocols.rest.routes import Dialect, Routes
 
 log = structlog.get_logger(__name__)
 

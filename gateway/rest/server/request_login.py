@@ -13,7 +13,7 @@ from gateway.security.identity import Identity, share_of
 from gateway.security.login.credentials import name_and_password
 from gateway.security.origins import Origins
 from gateway.security.rights.authorization import AccessList
-from gateway.security.tenants import NoTenantError, without_tenant
+from gateway.security.tenancy import NoTenantError, without_tenant
 from protocols.rest.errors import RestError, busy
 
 BASIC_CHALLENGE: Final = 'Basic realm="trivium", charset="UTF-8"'

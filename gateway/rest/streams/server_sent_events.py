@@ -266,6 +266,8 @@ class EventStream(StreamSession):
 class EventStreams(Streams[EventStream]):
     """The operation that streams events."""
 
+    name = "streams"
+
     def __init__(self, services: RestServices, feeds: Feeds) -> None:
         super().__init__(services, feeds)
         self.counts = StreamsStatistics()

@@ -7,15 +7,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, ClassVar, Final, Generic, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, cast
 
 from flowcontrol.admission import client_share
 from gateway.limits.brakes import SendingPause
 from gateway.net.http.http_server import HttpConnection
 from gateway.net.pump import Pump
 from gateway.net.pumps import Pumps
-from gateway.presence.ledger import Present
-from gateway.presence.records import HTTP
 from gateway.rest.present import BY_CLIENT, stream_key
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
@@ -24,13 +22,20 @@ from gateway.rest.streams.feeds import Feeds
 from gateway.security.expiry import Expiry
 from gateway.security.rights.authorization import Grant
 from gateway.views.clients import CLOSED, SUBSCRIPTIONS, ClientView, Kind, SubscriptionView
-from gateway.views.flow import ConnectionFlow, Flowing, FlowWindow, shown, subject
+from gateway.views.flow import ConnectionFlow, FlowWindow, shown, subject
+from gateway.views.presence import HTTP, Present
+from protocols.connection import Connection
 from protocols.rest.errors import busy, too_many
-from protocols.rest.streams.event_connection import EventConnection
-from protocols.rest.streams.live_connection import LiveConnection
 
 TOO_MANY: Final = "There are too many streams; try again"
 PENDING: Final = 64 * 1024  # bytes that are written immediately; fewer wait for the end of the loop iteration
+
+
+class RecordConnection(Connection, Protocol):
+    """The sans-io connection of a session, such as a `protocols.rest.streams.stream_connection.StreamConnection`."""
+
+    waiting: int  # bytes that wait to be written
+    closing: bool
 
 
 class StreamSession(abc.ABC):
@@ -40,7 +45,7 @@ class StreamSession(abc.ABC):
     load: Final = 0  # it has no budget of its own
     pump: Pump  # once it is connected
 
-    def __init__(self, streams: Streams[Any], call: Call, connection: EventConnection | LiveConnection) -> None:
+    def __init__(self, streams: Streams[Any], call: Call, connection: RecordConnection) -> None:
         self.services = streams.services
         self.connection = connection
         self.grant = call.grant
@@ -117,6 +122,19 @@ class StreamSession(abc.ABC):
     def left(self) -> bool:
         """See `gateway.views.drain.Departing`."""
         return self.pump.closed or self.connection.closing
+
+    @abc.abstractmethod
+    def prepare_to_leave(self) -> bool:
+        """See `gateway.views.drain.Departing`."""
+
+    @property
+    @abc.abstractmethod
+    def may_leave(self) -> bool:
+        """See `gateway.views.drain.Departing`."""
+
+    @abc.abstractmethod
+    def leave(self) -> None:
+        """See `gateway.views.drain.Departing`."""
 
     # flow.Flowing and clients.Connected
 
@@ -227,8 +245,12 @@ class Streams(OperationSet, Generic[Session]):
         """Return the open sessions."""
         return tuple(cast("Iterable[Session]", self.pumps.handlers()))
 
-    def flowing(self) -> Iterable[Flowing]:
-        """Return the open sessions, for /flow."""
+    def clients(self) -> Sequence[Session]:
+        """Return the open sessions."""
+        return self.departing()
+
+    def flowing(self) -> Sequence[Session]:
+        """Return the open sessions."""
         return self.departing()
 
     async def stop(self) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.audit.sinks import WAITING, FileSink
-from gateway.audit.trail import AT_ONCE, CLIENTS, EVERY_S, PERIOD_S, TEXT, Audit, Where
+from gateway.audit.trail import AT_ONCE, CLIENTS, EVERY_S, PERIOD_S, TEXT, AuditTrail
+from gateway.runtime.audited import Where
 from gateway.runtime.secret import Redactor
 from gateway.settings.config import ConfigError
 from tests.support.waiting import wait_until
@@ -45,10 +46,10 @@ class Clock:
         return self.now
 
 
-def begun(*sinks: Any, secret: str = "s3cret-value") -> tuple[Audit, Clock]:
+def begun(*sinks: Any, secret: str = "s3cret-value") -> tuple[AuditTrail, Clock]:
     clock = Clock()
-    audit = Audit(clock, lambda: 1_700_000_000.5)
-    audit.begin("gateway-1", tuple(sink.write for sink in sinks), Redactor([secret]))
+    audit = AuditTrail("gateway-1", Redactor([secret]), clock, lambda: 1_700_000_000.5)
+    audit.sinks = tuple(sink.write for sink in sinks)
     return audit, clock
 
 
@@ -72,9 +73,6 @@ async def test_a_line_says_who_what_and_how_and_has_a_version() -> None:
         },
     ]  # fmt: skip
     assert audit.statistics().lines_total == 3
-    off = Audit()
-    off.denied(MQTT, "ann", "publish")
-    assert off.statistics().lines_total == 0
     audit.end()
 
 
@@ -101,8 +99,8 @@ async def test_a_loop_of_refusals_is_counted_and_told_and_hides_nobody_else() ->
 async def test_what_was_left_out_is_told_also_when_nothing_more_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.audit.trail.PERIOD_S", 0.05)
     lines = Lines()
-    audit = Audit()
-    audit.begin("g", (lines.write,), Redactor())
+    audit = AuditTrail("g", Redactor())
+    audit.sinks = (lines.write,)
     for _ in range(AT_ONCE + 3):
         audit.refused(MQTT, "wrong")
     await wait_until(lambda: lines.all[-1].get("more") == 3)

@@ -26,10 +26,10 @@ from gateway.observe.client_pages import ClientPages
 from gateway.observe.console import MOST
 from gateway.observe.flow import FlowSnapshots
 from gateway.observe.management import Management
-from gateway.observe.trace_pages import TracePages
 from gateway.runtime.taps import taps
 from gateway.security.origins import Hosts, Origins
 from gateway.settings.config import Address, SecurityConfig
+from gateway.trace.pages import TracePages
 from gateway.trace.traces import AT_ONCE
 from gateway.views.pauses import Pauses
 from mapping.outcomes import Outcome

@@ -10,8 +10,9 @@ from hypothesis import settings, stateful
 from hypothesis import strategies as st
 
 from gateway.presence import ledger
-from gateway.presence.ledger import TOMBSTONE, PresenceLedger, Present
-from gateway.presence.records import MQTT, Ended, SessionKept, decode
+from gateway.presence.ledger import TOMBSTONE, PresenceLedger
+from gateway.presence.records import decode
+from gateway.views.presence import MQTT, Ended, Present, SessionKept
 
 KEY = "mqtt/c"
 NAMES = ("a", "b", "c")

@@ -50,6 +50,10 @@ class Gateway:
         """What is read at its end."""
         return set(self.live_reader.statistics().positions)
 
+    def counts(self, operations: str) -> Any:
+        """The counts of a set of operations, by its name in the metrics."""
+        return dict(self.listener.sources())[f"http_{operations}"]()
+
     def use_rules(self, *rules: AccessRule) -> None:
         """Change the rights of all clients, as a change of Kafka's ACLs does."""
         self.access_list.use(ChangingRules(rules))

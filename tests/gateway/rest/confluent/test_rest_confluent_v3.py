@@ -167,11 +167,11 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(
     writer.write(head.encode() + b"%x\r\n%s\r\n" % (len(document) + 5, document + b'{"val'))
     async with asyncio.timeout(60):
         await reader.readuntil(b'"offset":0')
-    before = gateway.listener.statistics().uploads
+    before = gateway.counts("uploads")
     assert before.active >= 1
     writer.transport.abort()
-    await wait_until(lambda: gateway.listener.statistics().uploads.active == before.active - 1)
-    assert gateway.listener.statistics().uploads.records_total == before.records_total + 1
+    await wait_until(lambda: gateway.counts("uploads").active == before.active - 1)
+    assert gateway.counts("uploads").records_total == before.records_total + 1
     assert len(await read_topic(bootstrap, topic, 1)) == 1
     assert [report["offset"] for report in await produced(http, topic, document)] == [1]
 

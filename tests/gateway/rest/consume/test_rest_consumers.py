@@ -254,11 +254,11 @@ async def test_a_client_that_leaves_in_mid_poll_takes_nothing_along(
     consumer = await make(topic)
     host, _, port = gateway.listener.bound.rpartition(":")
     _, writer = await asyncio.open_connection(host, int(port))
-    polling = gateway.listener.statistics().consumers.polling
+    polling = gateway.counts("consumers").polling
     writer.write(f"GET {consumer.path}/records?timeout=60000 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    await wait_until(lambda: gateway.listener.statistics().consumers.polling == polling + 1)
+    await wait_until(lambda: gateway.counts("consumers").polling == polling + 1)
     writer.close()
-    await wait_until(lambda: gateway.listener.statistics().consumers.polling == polling)
+    await wait_until(lambda: gateway.counts("consumers").polling == polling)
     await send(http, topic, 1, 2)
     assert [record["value"] for record in await consumer.read(2)] == [1, 2]
 
@@ -434,9 +434,9 @@ async def test_abandoned_consumers_are_removed_and_their_number_is_bounded(
         assert [record["value"] for record in await consumer.read(1, max_bytes=1)] == [1]
         assert await consumer.poll(timeout=20_000, max_bytes=1) != (200, [])
         assert await consumer.poll(timeout=3500) == (200, [])  # a poll that waits longer is not idle
-        await wait_until(lambda: gateway.listener.statistics().consumers.reaped_total == 1)
+        await wait_until(lambda: gateway.counts("consumers").reaped_total == 1)
         assert (await consumer.poll())[0] == 404
-        await wait_until(lambda: gateway.listener.statistics().consumers.instances == 0)
+        await wait_until(lambda: gateway.counts("consumers").instances == 0)
         another = await new_consumer(http, topic, group=consumer.group)
         assert await another.poll(timeout=500) == (200, [])
     assert await committed(admin, consumer.group) == {TopicPartition(topic, 0): 2}
@@ -460,11 +460,11 @@ async def test_a_consumer_that_reads_no_answers_is_abandoned_too(bootstrap: str,
         assert [record["value"] for record in records] == values[first : first + len(records)]
         assert len(await rest_of(reader)) < 2**16 * len(values)
         writer.close()
-        assert gateway.listener.statistics().consumers.reaped_total == 0
+        assert gateway.counts("consumers").reaped_total == 0
         await consumer.delete()
         abandoned = await new_consumer(http, topic)
         _, writer = await unread_polls(gateway, abandoned, len(values))
-        await wait_until(lambda: gateway.listener.statistics().consumers.reaped_total == 1)
+        await wait_until(lambda: gateway.counts("consumers").reaped_total == 1)
         heir = await new_consumer(http, topic, group=abandoned.group)
         assert [record["value"] for record in await heir.read(len(values), timeout=60_000)] == values
         writer.close()
@@ -498,7 +498,7 @@ async def test_a_waiting_poll_ends_when_the_gateway_stops(bootstrap: str, new_to
         consumer = await new_consumer(http, topic)
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             poll = group.create_task(consumer.poll(timeout=60_000))
-            await wait_until(lambda: gateway.listener.statistics().consumers.polling == 1)
+            await wait_until(lambda: gateway.counts("consumers").polling == 1)
             gateway.listener.stop_receiving()
             assert (await poll)[0] == 503
 
@@ -600,7 +600,7 @@ async def test_a_consumer_ends_with_its_clients_right_to_the_group(bootstrap: st
         await send(http, topic, 1)
         assert len(await lost.read(1)) == 1
         gateway.use_rules(*all_topics, AccessRule(action="read", group=lost.group, allow=False))
-        await wait_until(lambda: gateway.listener.statistics().consumers.instances == 1)
+        await wait_until(lambda: gateway.counts("consumers").instances == 1)
         assert (await lost.poll())[0] == 404
         assert len(await kept.read(1)) == 1
 

@@ -82,13 +82,13 @@ async def test_a_full_page_is_revalidated_with_304(
     assert again.headers["ETag"] == tag
     assert again.headers["Cache-Control"] == "private, no-cache"
     assert again.headers["Vary"] == "Accept"
-    before = gateway.listener.statistics().reads.unchanged_total
+    before = gateway.counts("reads").unchanged_total
     for known in (tag, f'"other", W/{tag}', "*"):
         async with http.get(address, headers={"If-None-Match": known}) as unchanged:
             assert unchanged.status == 304
             assert await unchanged.read() == b""
             assert unchanged.headers["Next-Position"] == "0:5"
-    assert gateway.listener.statistics().reads.unchanged_total == before + 3
+    assert gateway.counts("reads").unchanged_total == before + 3
     for unknown in ('"other"', '"*"'):
         async with http.get(address, headers={"If-None-Match": unknown}) as changed:
             assert changed.status == 200
@@ -115,9 +115,9 @@ async def test_a_read_at_the_end_waits_for_a_record_without_polling_kafka(
     topic = await new_topic(partitions=2)
     await store(http, topic, [{"value": 0, "partition": 1}])
     waiting = asyncio.create_task(page(http, f"/topics/{topic}/records?from=end&wait=60000&key=wanted"))
-    await wait_until(lambda: gateway.listener.statistics().reads.waiting == 1)
+    await wait_until(lambda: gateway.counts("reads").waiting == 1)
     await store(http, topic, [{"key": "other", "value": 1}])
-    await wait_until(lambda: waiting.done() or gateway.listener.statistics().reads.waiting == 1)
+    await wait_until(lambda: waiting.done() or gateway.counts("reads").waiting == 1)
     await store(http, topic, [{"key": "wanted", "value": 2, "partition": 0}])
     response, records = await waiting
     assert [record["value"] for record in records] == [2]
@@ -132,9 +132,9 @@ async def test_a_client_that_leaves_while_it_waits_is_not_waited_for(
     topic = await new_topic(partitions=1)
     async with aiohttp.ClientSession(gateway.url) as http:
         waiting = asyncio.create_task(page(http, f"/topics/{topic}/records?from=end&wait=60000"))
-        await wait_until(lambda: gateway.listener.statistics().reads.waiting == 1)
+        await wait_until(lambda: gateway.counts("reads").waiting == 1)
         waiting.cancel()
-    await wait_until(lambda: gateway.listener.statistics().reads.waiting == 0)
+    await wait_until(lambda: gateway.counts("reads").waiting == 0)
 
 
 async def test_a_right_that_is_revoked_during_the_wait_shows_no_record(
@@ -145,7 +145,7 @@ async def test_a_right_that_is_revoked_during_the_wait_shows_no_record(
         access = gateway.listener._dispatcher.login._access_list
         access.use(ListedRules([AccessRule(topic=topic)]))
         waiting = asyncio.create_task(ask(http, "GET", f"/topics/{topic}/records?from=end&wait=60000"))
-        await wait_until(lambda: gateway.listener.statistics().reads.waiting == 1)
+        await wait_until(lambda: gateway.counts("reads").waiting == 1)
         access.use(_Changed([AccessRule(topic=topic, action="publish")]))
         await store(http, topic, [{"value": 1}])
         assert (await waiting)[0] == 403
@@ -228,7 +228,7 @@ async def test_a_gateway_that_stops_answers_waiting_reads(bootstrap: str, new_to
     topic = await new_topic(partitions=1)
     async with running_gateway(bootstrap) as gateway, aiohttp.ClientSession(gateway.url) as http:
         waiting = asyncio.create_task(page(http, f"/topics/{topic}/records?from=end&wait=60000"))
-        await wait_until(lambda: gateway.listener.statistics().reads.waiting == 1)
+        await wait_until(lambda: gateway.counts("reads").waiting == 1)
         gateway.listener.stop_receiving()
         async with asyncio.timeout(60):
             _, records = await waiting
@@ -243,7 +243,7 @@ async def test_a_read_that_waits_ends_with_its_right(bootstrap: str, new_topic: 
         await store(http, topic, [{"value": "before"}])
         reading = ask(http, "GET", f"/topics/{topic}/records?from=end&wait=60000")
         waiting = asyncio.create_task(reading)
-        await wait_until(lambda: gateway.listener.statistics().reads.waiting == 1)
+        await wait_until(lambda: gateway.counts("reads").waiting == 1)
         gateway.use_rules(both[0])
         await store(http, topic, [{"value": "after"}])
         async with asyncio.timeout(60):

@@ -156,8 +156,8 @@ async def test_records_of_a_client_that_disconnects_are_stored(
     async with Conversation(gateway, topic) as talk:
         talk.send(b'{"value":1}\n{"value":2}\n{"val')
         assert await talk.line() == {"partition": 0, "offset": 0}
-        assert gateway.listener.statistics().uploads.active == 1
-    await wait_until(lambda: gateway.listener.statistics().uploads.active == 0)
+        assert gateway.counts("uploads").active == 1
+    await wait_until(lambda: gateway.counts("uploads").active == 0)
     assert [one.value for one in await read_topic(bootstrap, topic, 2)] == [b"1", b"2"]
     await wait_until(lambda: gateway.publisher.statistics().records_in_flight == 0)
 

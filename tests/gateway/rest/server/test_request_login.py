@@ -12,8 +12,9 @@ import pytest
 import trustme
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from gateway.audit.trail import audit
+from gateway.audit.trail import AuditTrail
 from gateway.net.listener import ListenError
+from gateway.runtime.audited import audit
 from gateway.runtime.secret import Redactor
 from gateway.settings.config import AccessRule, Address, SecurityConfig
 from tests.gateway.rest.conftest import CONTROL, JSON_RECORDS, Gateway, ask, read_topic, running_gateway
@@ -98,7 +99,8 @@ async def test_a_denied_record_of_a_stream_or_batch_is_in_the_audit_trail(
     guarded: Gateway, new_topic: Any, version: str
 ) -> None:
     topic, lines = await new_topic(partitions=1), AuditLines()
-    audit.begin("gateway", (lines,), Redactor())
+    audit.trail = trail = AuditTrail("gateway", Redactor())
+    trail.sinks = (lines,)
     try:
         async with aiohttp.ClientSession(guarded.url, headers=BOB) as http:
             cluster = (await ask(http, "GET", "/v3/clusters"))[1]["data"][0]["cluster_id"]
@@ -114,7 +116,8 @@ async def test_a_denied_record_of_a_stream_or_batch_is_in_the_audit_trail(
             async with http.post(path, data=json.dumps(body), headers={"Content-Type": media}) as response:
                 assert f"publish to {topic} with this key" in await response.text()
     finally:
-        audit.end()
+        audit.trail = None
+        trail.end()
     denied = [(line["principal"], line["what"], line["on"]) for line in lines.all if line["event"] == "right"]
     assert denied == [("bob", "publish", topic)]
 

@@ -54,15 +54,15 @@ async def test_idle_polls_sleep_while_others_produce_and_one_record_wakes_them_a
                 *(made(http, partition if number % 4 else {"topics": [topic]}) for number in range(COUNT))
             )
             polls = [group.create_task(poll(http, path)) for path in paths]
-            await wait_until(lambda: gateway.listener.statistics().consumers.sleeping == COUNT, timeout=60)
+            await wait_until(lambda: gateway.counts("consumers").sleeping == COUNT, timeout=60)
             await wait_until(lambda: gateway.tail_topics() == {topic}, timeout=60)  # one reader for all of them
             for number in range(50):
                 await send(http, busy, number)
-            assert gateway.listener.statistics().consumers.sleeping == COUNT
+            assert gateway.counts("consumers").sleeping == COUNT
             assert not any(task.done() for task in polls)
             await send(http, topic, "now")
             assert [await task for task in polls] == [["now"]] * COUNT
-            assert gateway.listener.statistics().consumers.sleeping == 0
+            assert gateway.counts("consumers").sleeping == 0
 
 
 async def test_records_stored_while_a_poll_falls_asleep_are_delivered(
@@ -101,13 +101,13 @@ async def test_a_poll_that_sleeps_is_ended_by_a_deletion_and_its_consumer_is_for
 ) -> None:
     topic = await new_topic(partitions=1)
     path = await made(http, {"topics": [topic]})
-    before = gateway.listener.statistics().consumers.sleeping
+    before = gateway.counts("consumers").sleeping
     async with asyncio.TaskGroup() as group:
         answer = group.create_task(ask(http, "GET", f"{path}/records?timeout=60000", headers=ACCEPT))
-        await wait_until(lambda: gateway.listener.statistics().consumers.sleeping == before + 1)
+        await wait_until(lambda: gateway.counts("consumers").sleeping == before + 1)
         assert await ask(http, "DELETE", path) == (204, None)
         assert (await answer)[0] == 404
-    assert gateway.listener.statistics().consumers.sleeping == before
+    assert gateway.counts("consumers").sleeping == before
 
 
 async def test_records_of_an_open_transaction_wake_at_the_latest_by_a_look(

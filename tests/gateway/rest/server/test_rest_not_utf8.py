@@ -29,11 +29,11 @@ async def test_a_forwarded_path_is_shown_percent_encoded(gateway: Gateway, field
 
 async def test_a_consumers_address_has_the_forwarded_path_and_no_host_that_is_not_text(gateway: Gateway) -> None:
     create = "POST /consumers/g-latin HTTP/1.1\r\nContent-Type: application/vnd.kafka.v2+json\r\n"
-    before = gateway.listener.statistics().consumers.created_total
+    before = gateway.counts("consumers").created_total
     for forwarded in ("X-Forwarded-Host: \xff\r\nX-Forwarded-Proto: http", "Forwarded: host=\xff;proto=https"):
         assert (await answer(gateway, create + forwarded, b"{}"))[0] == 400
     assert (await answer(gateway, "GET /v3/clusters HTTP/1.1\r\nForwarded: host=\xff;proto=http"))[0] == 400
-    assert gateway.listener.statistics().consumers.created_total == before, "a refused request leaves no consumer"
+    assert gateway.counts("consumers").created_total == before, "a refused request leaves no consumer"
     status, content = await answer(gateway, f"{create}X-Forwarded-Path: /a\xff", b'{"name":"one"}')
     assert status == 200
     assert json.loads(content)["base_uri"].endswith("/a%FF/instances/one")

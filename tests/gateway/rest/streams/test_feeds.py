@@ -4,8 +4,8 @@ import weakref
 
 import pytest
 
+from gateway.rest.live.live_subscription import live_form
 from gateway.rest.streams.feeds import SHARED_BYTES, SHARED_FORMS, Feed
-from gateway.rest.streams.live_subscription import live_form
 from mapping.record import Received
 from mapping.tenants import Names
 from protocols.rest.media import Format

@@ -140,8 +140,8 @@ async def test_a_slow_client_misses_nothing_and_delays_no_others(
     loop = asyncio.get_running_loop()
     await loop.sock_connect(slow, (host, int(port)))
     await loop.sock_sendall(slow, f"GET /topics/{topic}/stream HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    before = gateway.listener.statistics().streams
-    await wait_until(lambda: gateway.listener.statistics().streams.open == before.open + 1)
+    before = gateway.counts("streams")
+    await wait_until(lambda: gateway.counts("streams").open == before.open + 1)
     async with stream(http, topic) as quick:
         fell_behind = gateway.live_reader.statistics().fell_behind
         sent = 0
@@ -160,7 +160,7 @@ async def test_a_slow_client_misses_nothing_and_delays_no_others(
     offsets = [offset for number, offset in enumerate(offsets) if not number or offset != offsets[number - 1]]
     assert offsets == list(range(1, sent + 2))
     slow.close()
-    await wait_until(lambda: gateway.listener.statistics().streams.open == before.open)
+    await wait_until(lambda: gateway.counts("streams").open == before.open)
 
 
 async def test_silence_is_filled_with_a_position(bootstrap: str, new_topic: NewTopicFactory) -> None:
@@ -190,7 +190,7 @@ async def test_a_group_is_committed_after_the_records_that_the_client_has(
             assert values(found) == [0, 1, 2, 3]
             assert found[0].id is None
             assert await asyncio.wait_for(response.read(), 60) == b""
-        await wait_until(lambda: gateway.listener.statistics().streams.open == 0)
+        await wait_until(lambda: gateway.counts("streams").open == 0)
         async with stream(http, topic, f"group={group}&limit=6") as response:
             assert values(await some(response, 6)) == [4, 5, 6, 7, 8, 9]
             await asyncio.wait_for(response.read(), 60)
@@ -222,9 +222,9 @@ async def test_records_that_a_lost_client_did_not_get_come_again(gateway: Gatewa
         await loop.sock_sendall(lost, f"GET /topics/{topic}/stream?{query} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         async with asyncio.timeout(60):
             assert await loop.sock_recv(lost, 1000)
-            await wait_until(lambda: gateway.listener.statistics().streams.open == 1)
+            await wait_until(lambda: gateway.counts("streams").open == 1)
         lost.close()
-        await wait_until(lambda: gateway.listener.statistics().streams.open == 0)
+        await wait_until(lambda: gateway.counts("streams").open == 0)
         async with stream(http, topic, query) as response:
             last = (await some(response, 1))[0].data["offset"]
             assert last < 59, "it cannot have read so much"
@@ -267,7 +267,7 @@ async def test_too_many_streams_are_refused_and_those_of_a_gateway_that_stops_en
         body = await asyncio.wait_for(two.read(), 60)
         assert b'"last"' in body
         assert re.fullmatch(rb"(retry: [0-9]+\n\n)?", await asyncio.wait_for(one.read(), 60))
-        await wait_until(lambda: gateway.listener.statistics().streams.open == 0)
+        await wait_until(lambda: gateway.counts("streams").open == 0)
 
 
 async def test_old_http_and_what_comes_behind_the_request(gateway: Gateway, new_topic: NewTopicFactory) -> None:
@@ -303,7 +303,7 @@ async def test_over_tls(bootstrap: str, new_topic: NewTopicFactory, tmp_path: Pa
                     found = await some(response, 20)
                     assert found[0].data["offset"] == first
                     assert await asyncio.wait_for(response.read(), 60) == b""
-                await wait_until(lambda: gateway.listener.statistics().streams.open == 0)
+                await wait_until(lambda: gateway.counts("streams").open == 0)
             await store(http, topic, ["last"])
             async with http.ws_connect("/stream", protocols=["trivium.v1"]) as socket:
                 await socket.send_json({"type": "subscribe", "id": "s", "topic": topic, "from": "0:50"})

@@ -226,7 +226,7 @@ async def test_unacknowledged_records_of_a_group_come_again(
         assert (error["error_code"], error["id"]) == (404, "g")
         await client.say("credit", "g", credit=2)
         assert {record["record"]["value"] for record in await client.records(2)} <= {2, 4, 5}
-    await wait_until(lambda: gateway.listener.statistics().live.open == 0)
+    await wait_until(lambda: gateway.counts("live").open == 0)
     async with talk(http) as client:
         await client.say("subscribe", "g", **ask_for)
         await client.hear("subscribed")
@@ -333,13 +333,13 @@ async def test_a_gateway_that_stops_answers_and_closes(bootstrap: str, new_topic
         await client.say("subscribe", "s", topic=topic)
         await client.hear("subscribed")
         await client.say("produce", "p", topic=topic, records=[{"value": 1}])
-        await wait_until(lambda: gateway.listener.statistics().live.records_in_total == 1)
+        await wait_until(lambda: gateway.counts("live").records_in_total == 1)
         gateway.listener.stop_receiving()
         async with asyncio.timeout(60):
             heard = [message async for message in client.socket]
         assert "produced" in [json.loads(message.data)["type"] for message in heard]
         assert client.socket.close_code == 1012
-        await wait_until(lambda: gateway.listener.statistics().live.open == 0)
+        await wait_until(lambda: gateway.counts("live").open == 0)
 
 
 async def test_a_token_in_the_query_is_believed_where_tokens_are(gateway: Gateway, new_topic: NewTopicFactory) -> None:

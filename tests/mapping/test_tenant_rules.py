@@ -14,7 +14,8 @@ from gateway.settings.config import AccessRule
 from mapping.amqp.addresses import AddressError, parse_source, parse_target
 from mapping.record import MQTT_TOPIC, is_topic_name
 from mapping.rules import RuleError, Rules, RuleText
-from mapping.tenants import MOUNT, OUTSIDE, Names, Tenancy, TenantRules, is_tenant, tenant_of
+from mapping.tenant_rules import TenantRules
+from mapping.tenants import MOUNT, OUTSIDE, Names, Tenancy, is_tenant, tenant_of
 from protocols.mqtt.topics import SubscriptionTrie, is_valid_filter, is_valid_name, parse_share
 
 TENANCY: Final = Tenancy(True)

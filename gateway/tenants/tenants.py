@@ -7,17 +7,21 @@ never falls back to another source or to no tenant.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
 
 from gateway.security.identity import EVERYONE, Identity, subject_values
+from gateway.security.tenancy import AssignTenant, NoTenantError, without_tenant
 from gateway.security.variables import CLAIM, GROUP, NAME, never
-from gateway.settings.config import ConfigError, SecurityConfig
+from gateway.settings.config import Config, ConfigError, SecurityConfig
 from gateway.settings.listeners import ListenerSettings
-from mapping.tenants import Tenancy, is_tenant
+from mapping.dead_letters import TOPIC_FIELD
+from mapping.rules import RuleError, Rules, RuleText
+from mapping.tenant_rules import TenantRules
+from mapping.tenants import Tenancy, is_tenant, tenant_of
 from telemetry.statistics import counter, gauge
 
 COUNTED_TENANTS: Final = 200
@@ -27,18 +31,6 @@ OTHERS: Final = "(others)"
 _FIELDS: Final = {"O": "organizationName", "OU": "organizationalUnitName", "CN": "commonName"}
 _VARIABLES: Final = {"claim": CLAIM, "group": GROUP, "user": NAME}
 """The variables of the access list whose values come from the same place as a source's."""
-
-
-AssignTenant = Callable[[Identity, Mapping[str, Any] | None], Identity]
-"""Assigns the tenant to a client that has logged in, given its certificate as from `SSLObject.getpeercert`.
-
-Raises:
-    NoTenantError: the client must be refused; the text is for the client.
-"""
-
-
-class NoTenantError(Exception):
-    """The client is refused because its login gives no tenant or no valid one."""
 
 
 class TenantsStatistics(msgspec.Struct, frozen=True):
@@ -105,11 +97,6 @@ class Tenants:
         return TenantsStatistics(len(self._logins), dict(self._logins), self._refused)
 
 
-def without_tenant(identity: Identity, _peercert: Mapping[str, Any] | None) -> Identity:
-    """Return the identity unchanged: there are no tenants."""
-    return identity
-
-
 def _names(kind: str, what: str, identity: Identity, cert: Mapping[str, Any] | None, listener: str) -> Sequence[str]:
     """Return the tenant names that a source gives for a client: none, one or several."""
     if kind == "claim":
@@ -134,3 +121,17 @@ def _never(kind: str, what: str, config: SecurityConfig, listeners: Sequence[Lis
         asked = any(one.tls is not None and one.tls.client_ca is not None for one in listeners)
         return None if asked or (what == "CN" and "certificate" in logins) else "security.tls_client_ca is not set"
     return never(_VARIABLES[kind], EVERYONE, config, logins)
+
+
+def tenant_rules(config: Config, texts: Iterable[RuleText], dotted: Iterable[str] | None) -> Rules:
+    """Compile mapping rules for tenants; RuleError if a configured topic would be a tenant's."""
+    topics = {
+        "amqp.reply_topic": config.amqp.reply_topic,
+        "http.reply_topic": config.http.reply_topic,
+        "presence.topic": config.presence.topic or "",
+        "amqp.dead_letter_topic": (config.amqp.dead_letter_topic or "").replace(TOPIC_FIELD, "t"),
+    }
+    for key, name in topics.items():
+        if tenant_of(name) is not None:
+            raise RuleError(f"{key}: with tenants, {name!r} is a topic of tenant {tenant_of(name)!r}")
+    return TenantRules(texts, catch_all=config.mapping.catch_all_topic, dotted=dotted)

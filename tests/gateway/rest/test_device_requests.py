@@ -18,7 +18,7 @@ async def test_a_request_is_not_sent_without_the_right_that_its_client_had_befor
         reader, writer = await asyncio.open_connection(host, int(port))
         head = f"POST /requests/{topic}%2Fa?timeout=3000 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
         writer.write(head.encode() + b"a")
-        await wait_until(lambda: gateway.listener.statistics().devices.requests_total == 1)
+        await wait_until(lambda: gateway.counts("devices").requests_total == 1)
         changed = asyncio.Event()
         gateway.access_list.watch(lambda _: changed.set())
         gateway.use_rules(AccessRule(action="subscribe"))

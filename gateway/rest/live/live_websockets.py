@@ -20,15 +20,14 @@ from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.limits.brakes import ReadingPause
 from gateway.net.http.upgrade import check_upgrade
 from gateway.net.pump import Pump
+from gateway.rest.live.live_subscription import LiveSubscription
+from gateway.rest.parts import RestParts
 from gateway.rest.present import BY_SERVER, STOPPED
 from gateway.rest.produce.tickets import Ticket, submit_allowed
 from gateway.rest.server.audited import FORBIDDEN, audit_denied
 from gateway.rest.server.call import Call
 from gateway.rest.server.request_dispatcher import refusal
 from gateway.rest.server.request_login import forbidden
-from gateway.rest.services import RestServices
-from gateway.rest.streams.feeds import Feeds
-from gateway.rest.streams.live_subscription import LiveSubscription
 from gateway.rest.streams.stream_session import Streams, StreamSession
 from gateway.views.clients import SubscriptionView
 from gateway.views.flow import ConnectionFlow, FlowWindow, fullest
@@ -347,8 +346,10 @@ class LiveSession(StreamSession):
 class Live(Streams[LiveSession]):
     """The operation that opens a live WebSocket."""
 
-    def __init__(self, services: RestServices, feeds: Feeds) -> None:
-        super().__init__(services, feeds)
+    name = "live"
+
+    def __init__(self, rest: RestParts) -> None:
+        super().__init__(rest.services, rest.feeds)
         self.counts = LiveWebSocketStatistics()
         self.operations = {"openStream": self.open}
 
@@ -379,3 +380,6 @@ class Live(Streams[LiveSession]):
         """Return the counts so far."""
         unanswered = sum(session.unanswered for session in self.departing())
         return msgspec.structs.replace(self.counts, open=len(self.pumps), unanswered=unanswered)
+
+
+OPERATIONS = (Live,)

@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from gateway.process.ports import listeners
 from gateway.security.identity import Identity
-from gateway.security.tenants import COUNTED_TENANTS, OTHERS, NoTenantError, Tenants
+from gateway.security.tenancy import NoTenantError
 from gateway.settings.config import Config, ConfigError, SecurityConfig
+from gateway.tenants.tenants import COUNTED_TENANTS, OTHERS, Tenants
 
 PATH: Final = Path("unread")
 OAUTH: Final = {"jwks_file": PATH, "issuer": "i", "audience": ["a"], "groups_claim": "groups"}

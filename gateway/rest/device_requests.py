@@ -16,12 +16,11 @@ from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.lingering import LingeringWatch
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.net.http.http_server import SERVER
+from gateway.rest.parts import RestParts
 from gateway.rest.produce.tickets import Ticket, raise_common_failure
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet
-from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.server.request_login import forbidden
-from gateway.rest.services import RestServices
 from gateway.security.rights.authorization import Grant
 from mapping.amqp.addresses import AddressError, parse_target, path_of
 from mapping.outcomes import Outcome
@@ -129,13 +128,16 @@ class RequestsStatistics(msgspec.Struct):
 class DeviceRequests(OperationSet):
     """The operation that sends a request to an address and waits for the answer."""
 
-    def __init__(self, services: RestServices, overload: OverloadGuard) -> None:
+    name = "devices"
+
+    def __init__(self, rest: RestParts) -> None:
+        services = rest.services
         config = services.config
         self._config = config
         self._rules = services.rules
         self._publisher = services.publisher
         self._wall_clock = services.wall_clock
-        self._overload = overload
+        self._overload = rest.overload
         self._live_reader = services.live_reader
         self._random_id = services.random_id
         self._replies: dict[str, Replies] = {}  # by the tenant's prefix
@@ -287,3 +289,6 @@ def _shown(record: Received) -> web.Response:
         else:
             answer.headers.add(name, value)
     return answer
+
+
+OPERATIONS = (DeviceRequests,)
