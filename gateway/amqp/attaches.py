@@ -115,7 +115,7 @@ class AttachingPeer(Peer):
 
     def is_detached(self, link: Link) -> bool:
         """Whether the peer has detached or disconnected while its attach was being answered."""
-        return not link.attached or not self.alive
+        return not link.attached or self.left
 
 
 class AttachQueue:
@@ -150,7 +150,7 @@ class AttachQueue:
     async def answer(self, peer: AttachingPeer) -> None:
         """Answer queued attaches until none is left."""
         try:
-            while self._queued and not peer.gone:
+            while self._queued and not peer.pump.closed:
                 await peer.services.attaching.rest()
                 if not self._queued:
                     break
@@ -161,7 +161,7 @@ class AttachQueue:
                     await Attach(peer, link, self).answer()
                 except Exception as error:  # a bug here closes only this connection, as in the pump
                     peer.pump.fail(error)
-                if not peer.gone:
+                if not peer.pump.closed:
                     peer.pump.flush()
         finally:
             self._answering -= 1
@@ -240,7 +240,7 @@ class Attach:
     async def _make_node(self, capabilities: tuple[str, ...]) -> None:
         """Create a dynamic node (temporary queue or topic) that lives as long as this link, which sends or receives."""
         peer, link, services = self._peer, self._link, self._services
-        filters = Filters() if link.incoming else filters_of_node(link, peer.container_id, peer.now_ms())
+        filters = Filters() if link.incoming else filters_of_node(link, peer.client_id, peer.now_ms())
         node, info = await services.nodes(peer.grant.names).create(peer, capabilities)
         if peer.is_detached(link):
             node.delete()
@@ -272,14 +272,14 @@ class Attach:
         if node is not None:
             if node.owner is not peer:
                 raise AddressError(UNAUTHORIZED_ACCESS, "a temporary node belongs to the connection that created it")
-            self._accept_node(node, filters_of_node(link, peer.container_id, peer.now_ms()))
+            self._accept_node(node, filters_of_node(link, peer.client_id, peer.now_ms()))
             return
         durable = None
         if link.source.kind is TerminusKind.NONE:
             source = await self._resume()
             durable = peer.grant.names.own(source.topic)
         else:
-            source = source_of(link, peer.container_id, peer.now_ms(), services.address_types)
+            source = source_of(link, peer.client_id, peer.now_ms(), services.address_types)
             source = source.with_tenant(peer.grant.names)
         if source.group is not None:
             await services.subscriptions.wait_deleted(source.group)
@@ -327,7 +327,7 @@ class Attach:
 
     async def _resume(self) -> LinkSource:
         """Find the durable subscription of an attach that has only a link name: Kafka knows its topic."""
-        container_id, names = self._peer.container_id, self._peer.grant.names
+        container_id, names = self._peer.client_id, self._peer.grant.names
         own = subscription_of(self._link, container_id)
         group = names.group(own)
         await self._services.subscriptions.wait_deleted(group)

@@ -21,8 +21,8 @@ from gateway.amqp.present import CLOSED_BY_PEER, CONNECTION_LOST, closed_by_us, 
 from gateway.amqp.services import PRODUCT, AmqpServices
 from gateway.amqp.transactions import Coordinator
 from gateway.kafka.contracts import Result
-from gateway.limits.brakes import CreditPause, SendingPause
-from gateway.limits.limits import ClientLimits, LimitExceeded
+from gateway.limits.limits import LimitExceeded
+from gateway.limits.rate_pauses import CreditPause
 from gateway.net.protocol_listener import STOPPING
 from gateway.net.pump import Pump
 from gateway.runtime.audited import audit, where_of
@@ -32,9 +32,8 @@ from gateway.security.expiry import Expiry
 from gateway.security.fair_queue import Unavailable
 from gateway.security.login.exchange import Continue, Done, Failed
 from gateway.security.tenancy import NoTenantError
-from gateway.security.throttle import address_of
-from gateway.views.clients import CLOSED, CONNECTION_LOG, SUBSCRIPTIONS, ClientView, SubscriptionView
-from gateway.views.flow import ConnectionFlow, fullest, shown
+from gateway.views.clients import CLOSED, CONNECTION_LOG, SUBSCRIPTIONS, SubscriptionView
+from gateway.views.flow import FlowWindow, fullest
 from gateway.views.presence import AMQP, Present
 from protocols.amqp.connection import Connection
 from protocols.amqp.events import (
@@ -74,7 +73,7 @@ CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 class AmqpConnection(AttachingPeer):
     """The `Handler` of one connection's pump, and the publisher's `Owner`."""
 
-    protocol: Final = "amqp"
+    protocol = "amqp"
 
     def __init__(self, services: AmqpServices, connection: Connection, register: set[AmqpConnection]) -> None:
         """`register` is the set of all open connections."""
@@ -82,26 +81,25 @@ class AmqpConnection(AttachingPeer):
         self._register = register
         self._login: AmqpLogin | None = None  # until its outcome
         self._expiry: Expiry | None = None  # of the login's token, if it has one
-        self._limits: ClientLimits | None = None  # None before the login, and without limits
-        self._is_open = False  # we have answered the peer's open, and told of it
+        self.is_open = False  # we have answered the peer's open, and told of it
         self._closed_cleanly = False  # a close was sent or received
         self._ended = CONNECTION_LOST  # how the connection ended, for the presence topic
 
     @property
     def _log(self) -> Any:
         """A logger with the connection's fields; made when needed, because an idle connection should keep none."""
-        return log.bind(protocol="amqp", peer=self.pump.peer, client=self.container_id or None)
+        return log.bind(protocol="amqp", peer=self.pump.peer, client=self.client_id or None)
 
     @property
     def _presence_name(self) -> str:
         """The container-id with its tenant's prefix; several connections may have it."""
-        return self.grant.names.mqtt(self.container_id)
+        return self.grant.names.mqtt(self.client_id)
 
     # Handler
 
     def connected(self, pump: Pump) -> None:
         """Prepare the login for a new socket."""
-        self.pump = pump
+        super().connected(pump)
         services = self.services
         self._register.add(self)
         services.counts.connections += 1
@@ -123,7 +121,7 @@ class AmqpConnection(AttachingPeer):
                 incoming = event.link.context
                 size = sum(map(len, event.messages))
                 if self.crediting is not None:
-                    self.crediting.spend(size)
+                    self.crediting.spend(0, size)
                 incoming.receive(event.deliveries, event.messages, size, now_ms)
                 touched[incoming] = None
             elif kind is DeliveriesAccepted:
@@ -145,11 +143,12 @@ class AmqpConnection(AttachingPeer):
 
     def disconnected(self, reason: str) -> None:
         """Release everything of the connection; the socket is closed."""
-        self.gone = True
         if self._expiry is not None:
             self._expiry.set(None)
         self._register.discard(self)
-        self._end_limits()
+        if self.crediting is not None:
+            self.crediting.end()
+        self.leave_limits()
         if self._incoming is not NO_SENDERS:
             self.budget.gate.unsubscribe(self._own_gate_changed)
             self._own_gate_changed(True)
@@ -158,9 +157,9 @@ class AmqpConnection(AttachingPeer):
         for coordinator in {transaction.coordinator for transaction in self.transactions.values()}:
             coordinator.detached()
         in_turns(self._end_all_links())
-        if self._is_open:
+        if self.is_open:
             self._log.info("connection closed", reason=reason)
-            if self.services.presence is not None and self.container_id:
+            if self.services.presence is not None and self.client_id:
                 self.services.presence.offline(f"{AMQP}/{self._presence_name}", self, self._ended)
 
     def _end_all_links(self) -> Iterator[None]:
@@ -183,7 +182,7 @@ class AmqpConnection(AttachingPeer):
     def detach(self, link: Link, error: Error) -> None:
         """Detach or refuse a link with an error."""
         self._log.info("link detached", link=link.name, error=error)
-        if self.alive:
+        if not self.left:
             if link.accepted:
                 self.engine.close_link(link, error)
             else:
@@ -210,11 +209,6 @@ class AmqpConnection(AttachingPeer):
                 reason = f"the right to receive from {outgoing.topic} was revoked"
                 self.detach(outgoing.link, Error(UNAUTHORIZED_ACCESS, reason))
 
-    @property
-    def left(self) -> bool:
-        """See `gateway.views.drain.Departing`."""
-        return not self.alive
-
     def prepare_to_leave(self) -> bool:
         """Stop granting credit; in-flight messages are still answered."""
         self.quiescing = True
@@ -232,63 +226,31 @@ class AmqpConnection(AttachingPeer):
         """Close the connection because the gateway stops; receivers' unsettled records return to their groups."""
         self._close(self.services.closing_error(), stopping=True)
 
-    @property
-    def load(self) -> int:
-        """See `gateway.views.flow.Flowing`."""
-        return self.budget.bytes
-
-    def flow(self) -> ConnectionFlow | None:
-        """See `gateway.views.flow.Flowing`."""
-        if not self.container_id:
-            return None
-        budget, pump = self.budget, self.pump
-        senders = fullest(self._incoming, lambda link: link.window.unsettled)
-        receivers = fullest(self._outgoing, lambda link: link.unsettled)
-        return ConnectionFlow(
-            protocol="amqp",
-            client=shown(self.container_id),
-            peer=pump.peer,
-            principal=shown(self.principal or ""),
-            subject=self.subject,
-            bytes=budget.bytes,
-            bytes_limit=budget.bytes_limit,
-            records=budget.records,
-            unwritten=pump.unwritten,
-            windows=[*(link.flow() for link in senders), *(link.flow() for link in receivers)],
-            windows_total=len(self._incoming) + len(self._outgoing),
-        )
-
-    # clients.Connected
+    # for operators
 
     @property
     def identifier(self) -> str:
-        """See `gateway.views.clients.Connected`."""
-        return f"amqp/{self.container_id}@{self.pump.peer}" if self.container_id and self.alive else ""
+        """Its container-id with its address; "" before the peer's open and after a close."""
+        return f"amqp/{self.client_id}@{self.pump.peer}" if self.client_id and not self.left else ""
 
     @property
-    def socket(self) -> Pump:
-        """See `gateway.views.clients.Connected`."""
-        return self.pump
+    def protocol_version(self) -> str:
+        """The version of AMQP."""
+        return "1.0"
 
-    def view(self, *, whole: bool) -> ClientView:
-        """See `gateway.views.clients.Connected`."""
-        since = self.services.wall_clock() / 1000 - self.pump.age_s
-        view = ClientView(
-            id=self.identifier,
-            protocol="amqp",
-            kind="connection",
-            principal=self.principal or "",
-            address=self.pump.peer,
-            since=since,
-        )
-        if whole:
-            view.version = "1.0"
-            view.flow = self.flow()
-            links: Iterator[IncomingLink | OutgoingLink] = itertools.chain(self._incoming, self._outgoing)
-            flows = [link.flow() for link in itertools.islice(links, SUBSCRIPTIONS)]
-            view.subscriptions = [SubscriptionView(one.name, topic=one.topic, to_kafka=one.to_kafka) for one in flows]
-            view.subscriptions_total = len(self._incoming) + len(self._outgoing)
-        return view
+    def windows(self) -> tuple[list[FlowWindow], int]:
+        """Return the windows of the links with the most unsettled messages, and the number of links."""
+        senders = fullest(self._incoming, lambda link: link.window.unsettled)
+        receivers = fullest(self._outgoing, lambda link: link.unsettled)
+        windows = [*(link.flow() for link in senders), *(link.flow() for link in receivers)]
+        return windows, len(self._incoming) + len(self._outgoing)
+
+    def subscriptions(self) -> tuple[list[SubscriptionView], int]:
+        """Return the first links, and the number of all."""
+        links: Iterator[IncomingLink | OutgoingLink] = itertools.chain(self._incoming, self._outgoing)
+        flows = [link.flow() for link in itertools.islice(links, SUBSCRIPTIONS)]
+        views = [SubscriptionView(flow.name, topic=flow.topic, to_kafka=flow.to_kafka) for flow in flows]
+        return views, len(self._incoming) + len(self._outgoing)
 
     def kick(self) -> None:
         """Close the connection with `amqp:connection:forced`."""
@@ -306,7 +268,7 @@ class AmqpConnection(AttachingPeer):
         )
 
     def _close(self, error: Error, *, stopping: bool = False) -> None:
-        if self.alive:
+        if not self.left:
             self._closed_cleanly = True
             self._ended = closed_by_us(error, stopping=stopping)
             self._connection.close(error)
@@ -355,7 +317,7 @@ class AmqpConnection(AttachingPeer):
         """Handle a message of a transaction, or an unfit one of a transaction or of none."""
         link, delivery = event.link.context, event.delivery
         if self.crediting is not None:
-            self.crediting.spend(event.size if isinstance(event, TransferUnfit) else len(event.data))
+            self.crediting.spend(0, event.size if isinstance(event, TransferUnfit) else len(event.data))
         transaction = self.transactions.get(event.txn_id) if event.txn_id is not None else None
         if isinstance(event, TransferUnfit):
             link.unfit(delivery, event.size, event.format, transaction)
@@ -372,13 +334,13 @@ class AmqpConnection(AttachingPeer):
             self.services.counts.refused_logins += 1
             self._audit_refusal(step.reason, login.name, busy=step.busy)
             self._log.debug("login refused", reason=step.reason)
-        if self.gone:
+        if self.pump.closed:
             return
         match step:
             case Continue(challenge):
                 more = self._connection.sasl_challenge(challenge)
             case Done(identity, last_word, expires_ms):
-                self._identity = identity
+                self.identity = identity
                 if expires_ms is not None:
                     self._expiry = Expiry(self.services.wall_clock, self._expired)
                     self._expiry.set(expires_ms)
@@ -391,7 +353,7 @@ class AmqpConnection(AttachingPeer):
 
     def _audit_refusal(self, reason: str, name: str = "", *, busy: bool = False) -> None:
         if audit.enabled:
-            audit.refused(where_of("amqp", self.pump, self.container_id), reason, name=name, busy=busy)
+            audit.refused(where_of("amqp", self.pump, self.client_id), reason, name=name, busy=busy)
 
     def _expired(self) -> None:
         self._log.info("token expired")
@@ -401,7 +363,7 @@ class AmqpConnection(AttachingPeer):
         if self.services.is_closed:
             self._connection.close(self.services.closing_error())
             return
-        identity = self._identity if event.with_sasl else self.pump.entrance.anonymous()
+        identity = self.identity if event.with_sasl else self.pump.entrance.anonymous()
         if identity is None:
             self._audit_refusal("no login")
             self._connection.close(Error(UNAUTHORIZED_ACCESS, "authentication with SASL is required"))
@@ -425,24 +387,26 @@ class AmqpConnection(AttachingPeer):
             self._audit_refusal("the container-id is reserved for a tenant", identity.name)
             self._connection.close(Error(INVALID_FIELD, "the container-id is reserved for a tenant"))
             return
-        self._identity = identity
-        self.container_id = event.container_id
+        self.identity = identity
+        self.client_id = event.container_id
         self.pump.identified()
         try:
-            limits = self.services.limits.enter(identity, address_of(self.pump.peer), self.pump.entrance.name)
-            self._apply_limits(limits)
+            self.enter_limits(self.services.limits, identity)
         except LimitExceeded as exceeded:
             self._log.debug("connection refused", principal=identity.name, reason=str(exceeded))
             self._connection.close(Error(RESOURCE_LIMIT_EXCEEDED, str(exceeded)))
             return
+        self.limit_sending()
+        if self.limits is not None and self.limits.incoming is not None:
+            self.crediting = CreditPause(self.limits.incoming, self.subject)
         if audit.enabled:
-            audit.accepted(where_of("amqp", self.pump, self.container_id), identity.name, identity.method)
+            audit.accepted(where_of("amqp", self.pump, self.client_id), identity.name, identity.method)
         if taps.watchers:
             taps.named(self.pump, self.identifier)
-        self._is_open = True
+        self.is_open = True
         self._connection.open(CAPABILITIES, (("product", PRODUCT),))
         self._log.info("connection opened", principal=identity.name, listener=self.pump.entrance.name)
-        if self.services.presence is not None and self.container_id:
+        if self.services.presence is not None and self.client_id:
             name = self._presence_name
             present = Present(
                 client=name,
@@ -452,21 +416,6 @@ class AmqpConnection(AttachingPeer):
                 since=self.now_ms(),
             )
             self.services.presence.online(f"{AMQP}/{name}", self, present)
-
-    def _apply_limits(self, limits: ClientLimits | None) -> None:
-        """Apply the client's rate limits to messages in both directions."""
-        self._limits = limits
-        if limits is not None and limits.incoming is not None:
-            self.crediting = CreditPause(limits.incoming, self.subject)
-        if limits is not None and limits.outgoing is not None:
-            self.sending = SendingPause(limits.outgoing, self.subject, self.writable)
-
-    def _end_limits(self) -> None:
-        for pause in (self.crediting, self.sending):
-            if pause is not None:
-                pause.end()
-        if self._limits is not None:
-            self._limits.leave()
 
     def _end_links(self, links: Sequence[Link], *, failed: bool) -> Iterator[None]:
         contexts = [link.context for link in links]  # the engine drops them at the end of this turn

@@ -49,7 +49,7 @@ class AmqpServer(ProtocolServer):
     def _recheck_links(self, changed: AbstractSet[Grant]) -> Iterator[None]:
         """Recheck the links of the connections whose grant has changed."""
         for connection in tuple(self._open):
-            if connection.alive and getattr(connection, "grant", None) in changed:  # no grant before the peer's open
+            if connection.is_open and not connection.left and connection.grant in changed:
                 connection.rights_changed()
             yield
 

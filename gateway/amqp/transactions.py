@@ -157,7 +157,7 @@ class Coordinator:
 
     def answer(self, delivery: Any, error: Error | None) -> None:
         """Settle a discharge as accepted, or rejected with `error`."""
-        if not self.peer.alive:
+        if self.peer.left:
             return
         if error is not None:
             self._reject(delivery, error)
@@ -190,7 +190,7 @@ class Coordinator:
         if command.is_global:
             self._reject(delivery, Error(NOT_IMPLEMENTED, "global transactions are not supported"))
             return
-        if not self.peer.grant.may_transact(self.peer.container_id):
+        if not self.peer.grant.may_transact(self.peer.client_id):
             self._reject(delivery, Error(UNAUTHORIZED_ACCESS, "no right to use transactions"))
             return
         declared = self._coordinators.declare(self)
@@ -325,7 +325,7 @@ class Transaction:
             elif (
                 committed
                 and state is not None
-                and peer.alive
+                and not peer.left
                 and peer.engine.settle_retired(link.link, delivery, record, state)  # False if it is settled already
             ):
                 link.disposition(record, state)

@@ -6,8 +6,9 @@ import abc
 from typing import Final
 
 from flowcontrol.budget import Budget
+from gateway.net.connected_client import ConnectedClient
 from gateway.net.listener import Server
-from gateway.net.pump import Handler, Pump
+from gateway.net.pump import Pump
 from gateway.net.pumps import Pumps
 from gateway.net.strangers import Strangers
 from gateway.runtime.spawn import Spawn
@@ -37,7 +38,7 @@ class ProtocolServer(Server):
         self.accepted = 0
 
     @abc.abstractmethod
-    def open(self) -> tuple[Connection, Handler]:
+    def open(self) -> tuple[Connection, ConnectedClient]:
         """Return the sans-io connection and the session for a new socket."""
 
     @abc.abstractmethod

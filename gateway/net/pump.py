@@ -22,7 +22,6 @@ from gateway.runtime.spawn import Spawn
 from gateway.runtime.taps import taps
 from gateway.security.entrance import Entrance
 from gateway.security.throttle import address_of, peer_of
-from gateway.views.clients import ClientView, Connected
 from gateway.views.pauses import SLOW_READER, pauses
 from protocols.connection import Connection, ConnectionFailed
 
@@ -31,7 +30,7 @@ LINGER_S: Final = 1.0  # how long input is drained after a close, so that no res
 UNREAD_S: Final = 30.0  # how long a closed peer may take to read its last bytes; over TLS uvloop has the same limit
 
 
-class Handler(EventHandler, Connected, Protocol):
+class Handler(EventHandler, Protocol):
     """The session side of a pump."""
 
     def connected(self, pump: Pump) -> None:
@@ -56,17 +55,6 @@ class _NoHandler:
     def disconnected(self, reason: str) -> None: ...
 
     subject = ""
-    load = 0
-    identifier = ""
-    principal = None
-    socket = None
-
-    def flow(self) -> None: ...
-
-    def view(self, *, whole: bool) -> ClientView:
-        raise AssertionError("a closed connection is not listed")
-
-    def kick(self) -> None: ...
 
 
 NO_HANDLER: Final[Handler] = _NoHandler()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import cast
 
 from flowcontrol.budget import Budget
 from gateway.net.alarms import Alarms
-from gateway.net.pump import Handler, Pump
+from gateway.net.connected_client import ConnectedClient
+from gateway.net.pump import Pump
 from gateway.net.strangers import Strangers
 from gateway.net.writes import Writes
 from gateway.runtime.spawn import Spawn
@@ -31,7 +33,7 @@ class Pumps(set[Pump]):
         self._clock: Callable[[], float] | None = None
         self._empty = asyncio.Event()
 
-    def open(self, connection: Connection, handler: Handler, entrance: Entrance) -> Pump:
+    def open(self, connection: Connection, handler: ConnectedClient, entrance: Entrance) -> Pump:
         """Return the pump for a connection through `entrance`, either just accepted or taken over from HTTP."""
         if self._clock is None:
             self._clock = asyncio.get_running_loop().time  # one bound method for all
@@ -57,10 +59,10 @@ class Pumps(set[Pump]):
         if not self:
             self._empty.set()
 
-    def handlers(self) -> Iterator[Handler]:
+    def handlers(self) -> Iterator[ConnectedClient]:
         """Yield the handlers of the open sockets."""
         # A handler knows its pump only when the TLS handshake is done, for which a client may let us wait.
-        return (pump.handler for pump in self if pump.transport is not None)
+        return (cast("ConnectedClient", pump.handler) for pump in self if pump.transport is not None)
 
     async def close(self, timeout: float) -> None:
         """Close every connection after its last bytes, and abort those that are left after `timeout` seconds."""

@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol
 from gateway.net.strangers import Stranger
 from gateway.runtime.spawn import Spawn
 from gateway.runtime.turns import SLICE_S
-from gateway.views.flow import Flowing
 from gateway.views.pauses import CONNECTION_BUDGET, PROCESS_BUDGET, RATES, SHARE, UNANSWERED, pauses
 from protocols.connection import Connection
 
@@ -38,8 +37,13 @@ REPORTED: Final = (CONNECTION_BUDGET, SHARE, UNANSWERED, *RATES)
 """Pause reasons that are reported per connection. Others are short, or reported by the resource that is waited for."""
 
 
-class EventHandler(Flowing, Protocol):
+class EventHandler(Protocol):
     """The part of a session that receives events."""
+
+    @property
+    def subject(self) -> str:
+        """The connection's name in `gateway.views.pauses`."""
+        ...
 
     def handle(self, events: list[Any]) -> Awaitable[None] | None:
         """Act on events. If it returns an awaitable, later events are held until that is done."""

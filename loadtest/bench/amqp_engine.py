@@ -229,21 +229,22 @@ class Socket:
     """Stands in for the pump."""
 
     writable = True
+    closed = False
     transport = None
     peer = "bench"
     peercert = None
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
         self.entrance = AnonymousEntrance()
 
     def flush(self) -> None:
         """Discard the pending output."""
-        self._connection.data_to_send()
+        self.connection.data_to_send()
 
     def flush_soon(self) -> None:
         """Discard the pending output at once; there is no event loop."""
-        self._connection.data_to_send()
+        self.connection.data_to_send()
 
 
 class AnonymousEntrance:
@@ -287,7 +288,7 @@ def session(reads: list[bytes], destination: AmqpDestination, now_ms: int = NOW)
     connection = Connection("bench", EndpointLimits(session_window_bytes=1 << 30))
     owner = AmqpConnection(services, connection, set())
     owner.connected(cast("Any", Socket(connection)))
-    owner._identity = ANONYMOUS
+    owner.identity = ANONYMOUS
     link = accepted(connection, sending=True)
     link.context = IncomingLink(services.ingress, owner, link, destination, allowed=None)
     services.gates.senders = 1

@@ -214,7 +214,7 @@ class IncomingLink:
             self._peer.audit_denied("publish", self.topic or "", reason)
         if transaction is not None:
             transaction.spoil(f"a message was refused: {reason}")
-        if self._peer.alive:
+        if not self._peer.left:
             state = rejected(condition, reason) if condition else delivery_state(self.link, outcome, reason)
             self.answer((delivery,), state, transaction)
 
@@ -232,9 +232,9 @@ class IncomingLink:
         """Settle and count deliveries by Kafka's answer; return whether the peer can still be told."""
         self._ingress.counts.incoming[result.outcome] += len(deliveries)
         self.window.settle(len(deliveries), crowded=result.crowded)
-        if self._peer.alive:
+        if not self._peer.left:
             self.answer(deliveries, delivery_state(self.link, result.outcome, result.reason), transaction)
-        return self._peer.alive
+        return not self._peer.left
 
     def answer(self, deliveries: Sequence[Any], state: DeliveryState, transaction: OpenTransaction | None) -> None:
         """Settle deliveries with their outcome; None stands for one that the peer sent settled."""

@@ -127,7 +127,7 @@ class OutgoingLink:
         """The credit, up to the limit of unsettled deliveries; 0 while the socket, the budget or a rate blocks it."""
         peer, holding = self._peer, self._holding
         shut = holding is not None and not holding.gate.is_open
-        if self._ended or shut or not self.link.accepted or peer.gone or not peer.can_send:
+        if self._ended or shut or not self.link.accepted or peer.pump.closed or not peer.can_send:
             return 0
         return max(0, min(self._engine.credit_of(self.link), self._egress.max_unsettled - self.unsettled))
 

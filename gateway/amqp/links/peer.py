@@ -16,13 +16,10 @@ from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.contracts import Result
 from gateway.kafka.publish.sender_partitions import Places, RememberedSender
-from gateway.limits.brakes import CreditPause, SendingPause
-from gateway.net.pump import Pump
+from gateway.limits.rate_pauses import CreditPause
+from gateway.net.connected_client import ConnectedClient
 from gateway.runtime.audited import audit, where_of
-from gateway.security.identity import Identity, share_of
 from gateway.security.rights.authorization import Grant
-from gateway.security.throttle import address_of
-from gateway.views.flow import subject
 from gateway.views.pauses import SLOW_READER, Pause, pauses
 from mapping.amqp.addresses import AddressError, TargetAddress, parse_target
 from mapping.amqp.incoming import AmqpDestination, gateway_headers
@@ -34,7 +31,7 @@ from protocols.amqp.outcomes import UNAUTHORIZED_ACCESS, Error
 WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn of the loop before a write: limits the engine's buffer
 
 
-class Peer(abc.ABC):
+class Peer(ConnectedClient):
     """The client at the other end of the links; a `contracts.Owner`."""
 
     def __init__(
@@ -50,20 +47,16 @@ class Peer(abc.ABC):
 
         `in_order`: all links of the peer are one sender, else each link is one.
         """
-        self.pump: Pump
-        self.budget = budget  # counts the connection's in-flight records; kept by the publisher
+        super().__init__()
+        self._budget = budget  # counts the connection's in-flight records; kept by the publisher
         self.crediting: CreditPause | None = None  # the rate limit of messages from the peer; None: unlimited
-        self.sending: SendingPause | None = None  # the rate limit of messages to the peer; None: unlimited
         self.grant: Grant  # the peer's rights; set with its open
-        self.container_id = ""  # from the peer's open; "" before it
         self.quiescing = False  # the gateway is stopping, and no more credit is granted
-        self.gone = False  # the socket is closed
         self.now_ms = wall_clock
         self._connection = connection
         self._places = places
         self._in_order = in_order
         self._sender: RememberedSender | None = None  # of all links, if they are one sender; created with the first
-        self._identity: Identity | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._written = 0
 
@@ -73,14 +66,9 @@ class Peer(abc.ABC):
         return self._connection.engine
 
     @property
-    def alive(self) -> bool:
-        """Whether frames can still be sent to the peer."""
-        return not self.gone and not self._connection.closing
-
-    @property
-    def can_send(self) -> bool:
-        """Whether the socket's buffer is below its mark, and no rate limit delays sending."""
-        return self.pump.writable and (self.sending is None or self.sending.is_open)
+    def budget(self) -> ConnectionBudget:
+        """Counts the connection's in-flight records; kept by the publisher."""
+        return self._budget
 
     @property
     def paused(self) -> Pause | None:
@@ -90,32 +78,16 @@ class Peer(abc.ABC):
         reason = None if self.sending is None else self.sending.reason
         return None if reason is None else pauses.since(reason, self.sending)
 
-    @property
-    def subject(self) -> str:
-        """The connection's name in reports of pauses; see `gateway.views.flow.Flowing`."""
-        return subject("amqp", self.container_id, self.pump.peer)
-
-    @property
-    def principal(self) -> str | None:
-        """The authenticated name, or None before the login. See `Publisher.submit`."""
-        return None if self._identity is None else self._identity.name
-
-    @property
-    def share(self) -> str:
-        """What the client is counted by in limits that clients share; see `share_of`."""
-        assert self._identity is not None
-        return share_of(self._identity, address_of(self.pump.peer))
-
     def sender(self, link: Link) -> RememberedSender:
         """Return the sender for `link`, whose records without a key share a partition (docs/adr/0098).
 
         A client that connects again with its container-id, and attaches a link of the same name, has the same sender.
         """
-        assert self._identity is not None
+        assert self.identity is not None
         if not self._in_order:
-            return self._places.sender(self._identity.name, self.container_id, link.name)
+            return self._places.sender(self.identity.name, self.client_id, link.name)
         if self._sender is None:
-            self._sender = self._places.sender(self._identity.name, self.container_id)
+            self._sender = self._places.sender(self.identity.name, self.client_id)
         return self._sender
 
     def sender_ended(self, sender: RememberedSender) -> None:
@@ -138,14 +110,14 @@ class Peer(abc.ABC):
 
     def destination(self, address: str, parsed: TargetAddress, info: TopicInfo) -> AmqpDestination:
         """Return the destination for messages that are sent to `address`."""
-        assert self._identity is not None
+        assert self.identity is not None
         return AmqpDestination(
             topic=parsed.topic,
             address_bytes=address.encode(),
             partition=parsed.partition,
             key=parsed.key,
-            user=self._identity.name,
-            headers=gateway_headers(self.container_id),
+            user=self.identity.name,
+            headers=gateway_headers(self.client_id),
         )
 
     def wrote(self, size: int) -> None:
@@ -159,8 +131,7 @@ class Peer(abc.ABC):
 
     def flush_soon(self) -> None:
         """Write at the end of this turn of the loop, unless the socket is closed."""
-        if not self.gone:
-            self.pump.flush_soon()
+        self.pump.flush_soon()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a task that is cancelled when the connection ends."""
@@ -170,8 +141,8 @@ class Peer(abc.ABC):
 
     def audit_denied(self, what: str, on: str, reason: str) -> None:
         """Write an audit line about a missing right."""
-        if audit.enabled and self._identity is not None:
-            audit.denied(where_of("amqp", self.pump, self.container_id), self._identity.name, what, on, reason)
+        if audit.enabled and self.identity is not None:
+            audit.denied(where_of("amqp", self.pump, self.client_id), self.identity.name, what, on, reason)
 
     @abc.abstractmethod
     def detach(self, link: Link, error: Error) -> None:

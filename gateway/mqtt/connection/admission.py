@@ -91,7 +91,7 @@ class ConnectAdmission:
                 return await self._connect(event)
             return await self._authenticate(event)
         except _RefusedError as refused:
-            if not self._client.is_over:
+            if not self._client.left:
                 busy = refused.code == ReasonCode.SERVER_BUSY
                 self._report_refusal(refused.reason, busy=busy, audited=refused.code in _AUDITED)
                 self._client.disconnect(refused.code, refused.reason, refused.properties)
@@ -150,7 +150,7 @@ class ConnectAdmission:
         if grant is None or grant.identity.tenant != former.identity.tenant:
             client.disconnect(ReasonCode.NOT_AUTHORIZED, "the identity belongs to another tenant")
         elif grant.identity != former.identity:
-            client.grant = grant
+            client.grant, client.identity = grant, grant.identity
             client.rights_changed()
 
     def _rights(self, identity: Identity, own_id: str) -> Grant:
@@ -173,7 +173,7 @@ class ConnectAdmission:
     async def _admit(self, connect: Connect, identity: Identity, proof: Properties) -> Admitted | None:
         """Check what an authenticated client asks for, and open its session; `proof` ends enhanced authentication."""
         services, client = self._services, self._client
-        if client.is_over:
+        if client.left:
             return None
         asked = connect.properties if connect.properties is not None else NONE
         own_id = connect.client_id or f"trivium-{secrets.token_hex(8)}"
@@ -183,7 +183,7 @@ class ConnectAdmission:
             raise _RefusedError(ReasonCode.NOT_AUTHORIZED, str(error)) from None
         except Unavailable as away:
             raise _RefusedError(ReasonCode.SERVER_UNAVAILABLE, str(away)) from None
-        identity = grant.identity
+        identity = client.identity = grant.identity
         client_id = client.client_id = grant.names.mqtt(own_id)
         if not grant.names.has_mqtt(client_id):
             raise _RefusedError(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client id is reserved for a tenant")
@@ -194,7 +194,8 @@ class ConnectAdmission:
             raise _RefusedError(*refused)
         former = services.sessions.live.get(client_id)
         try:
-            client.enter_limits(services.limits, identity, None if former is None else former.client)
+            replaced = None if former is None or former.client is None else former.client.limits
+            client.enter_limits(services.limits, identity, replaced)
         except LimitExceeded as exceeded:
             raise _RefusedError(LIMITS[exceeded.kind], str(exceeded)) from None
         try:
@@ -208,7 +209,7 @@ class ConnectAdmission:
             session, present = await in_time(opened, ANSWER_S)
         except Refused as error:
             raise _RefusedError(_REFUSALS.get(error.outcome, ReasonCode.SERVER_UNAVAILABLE), error.reason) from None
-        if client.is_over:
+        if client.left:
             services.sessions.leave(session, with_will=True)
             return None
         if (refused := check_will(will, grant, services.config)) is not None:  # the rights have changed meanwhile

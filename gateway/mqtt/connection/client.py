@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from flowcontrol.budget import ConnectionBudget
 from gateway.mqtt.connection import connack
 from gateway.mqtt.connection.admission import Admitted, ConnectAdmission
 from gateway.mqtt.connection.present import report_offline, report_online
@@ -22,12 +23,11 @@ from gateway.mqtt.connection.subscribing import subscribe, unsubscribe
 from gateway.mqtt.session.client_port import ClientPort
 from gateway.mqtt.session.session import Session
 from gateway.net.protocol_listener import STOPPING
-from gateway.net.pump import Pump
 from gateway.runtime.audited import audit, where_of
 from gateway.runtime.taps import taps
-from gateway.views.clients import CLOSED, CONNECTION_LOG, ClientView
-from gateway.views.flow import ConnectionFlow, FlowWindow, shown
-from gateway.views.pauses import CONNECTION_BUDGET, PROCESS, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause, pauses
+from gateway.views.clients import CLOSED, CONNECTION_LOG, SubscriptionView
+from gateway.views.flow import FlowWindow
+from gateway.views.pauses import CONNECTION_BUDGET, PROCESS_BUDGET, RECEIVE_MAXIMUM, SHARE, Pause
 from protocols.connection import ConnectionFailed
 from protocols.mqtt import packets
 from protocols.mqtt.connection import Connection
@@ -52,10 +52,6 @@ class Client(ClientPort):
 
     # the pump's handler
 
-    def connected(self, pump: Pump) -> None:
-        """Remember the pump of the open socket."""
-        self._pump = pump
-
     def handle(self, received: list[Any]) -> Awaitable[None] | None:
         """Process events in order; an event that has to wait holds back those behind it."""
         if not self._services.publisher.fence.is_open:
@@ -66,7 +62,7 @@ class Client(ClientPort):
     async def _handle_after_freeze(self, received: list[Any]) -> None:
         """Process events after a long freeze, as soon as it is known which gateway has the session."""
         await self._services.publisher.fence.wait_open()
-        waiting = self._act(received) if not self.is_over else None
+        waiting = self._act(received) if not self.left else None
         if waiting is not None:
             await self._wait(*waiting)
 
@@ -104,11 +100,10 @@ class Client(ClientPort):
             elif kind is ConnectionFailed:
                 self._counters.failed_connections += 1
                 self._ended = (int(event.code, 16) if event.code else None, event.reason)
-                assert self._pump is not None
                 log.info(
                     "connection failed",
                     client=self.client_id,
-                    peer=self._pump.peer,
+                    peer=self.pump.peer,
                     reason=event.reason,
                     code=event.code,
                 )
@@ -126,8 +121,7 @@ class Client(ClientPort):
     def writable(self) -> None:
         """Go on sending: the socket has capacity again."""
         if not self._services.publisher.fence.is_open:
-            assert self._pump is not None
-            self._pump.writable = False
+            self.pump.writable = False
             return
         if self.session is not None:
             self.session.feed()
@@ -143,73 +137,40 @@ class Client(ClientPort):
             self._admission = None  # avoids a reference cycle
         self._leave(with_will=True)
 
-    @property
-    def load(self) -> int:
-        """See `gateway.views.flow.Flowing`."""
-        return 0 if self.session is None else self.session.budget.bytes
-
-    def flow(self) -> ConnectionFlow | None:
-        """See `gateway.views.flow.Flowing`. There is one window in each direction (section 4.9)."""
-        session, pump = self.session, self._pump
-        if session is None or pump is None:
-            return None
-        budget, inbound, outbound = session.budget, self._connection.inbound, self._connection.outbound
-        full = None if outbound.free else Pause(RECEIVE_MAXIMUM)
-        shared = pauses.since(PROCESS_BUDGET, PROCESS) if pump.is_paused_for(PROCESS_BUDGET) else None
-        return ConnectionFlow(
-            protocol="mqtt",
-            client=shown(self.client_id),
-            peer=pump.peer,
-            principal=shown(session.principal),
-            subject=self.subject,
-            bytes=budget.bytes,
-            bytes_limit=budget.bytes_limit,
-            records=budget.records,
-            unwritten=pump.unwritten,
-            windows=[
-                FlowWindow("PUBLISH from the client", True, "", inbound.limit, inbound.free, inbound.used),
-                FlowWindow("PUBLISH to the client", False, "", outbound.limit, outbound.free, outbound.used, full),
-            ],
-            windows_total=2,
-            paused=[] if shared is None else [shared],
-        )
-
-    # clients.Connected
+    # for operators
 
     @property
     def identifier(self) -> str:
-        """See `gateway.views.clients.Connected`."""
+        """The client's id; "" without a session."""
         return "" if self.session is None else f"mqtt/{self.client_id}"
 
     @property
     def principal(self) -> str | None:
-        """See `gateway.views.clients.Connected`."""
-        return None if self.session is None else self.session.principal
+        """The authenticated name; None without a session."""
+        return None if self.session is None else super().principal
 
     @property
-    def socket(self) -> Pump | None:
-        """See `gateway.views.clients.Connected`."""
-        return self._pump
+    def budget(self) -> ConnectionBudget | None:
+        """The session's budget."""
+        return None if self.session is None else self.session.budget
 
-    def view(self, *, whole: bool) -> ClientView:
-        """See `gateway.views.clients.Connected`."""
-        session, pump = self.session, self._pump
-        assert session is not None
-        assert pump is not None
-        since = self._services.wall_clock() / 1000 - pump.age_s
-        view = ClientView(
-            id=self.identifier,
-            protocol="mqtt",
-            kind="connection",
-            principal=session.principal,
-            address=pump.peer,
-            since=since,
-        )
-        if whole:
-            view.version = VERSIONS[self.version]
-            view.flow = self.flow()
-            view.subscriptions, view.subscriptions_total = session.subscription_views()
-        return view
+    @property
+    def protocol_version(self) -> str:
+        """The version that CONNECT named."""
+        return VERSIONS[self.version]
+
+    def windows(self) -> tuple[list[FlowWindow], int]:
+        """Return the window of each direction (section 4.9)."""
+        inbound, outbound = self._connection.inbound, self._connection.outbound
+        full = None if outbound.free else Pause(RECEIVE_MAXIMUM)
+        return [
+            FlowWindow("PUBLISH from the client", True, "", inbound.limit, inbound.free, inbound.used),
+            FlowWindow("PUBLISH to the client", False, "", outbound.limit, outbound.free, outbound.used, full),
+        ], 2
+
+    def subscriptions(self) -> tuple[list[SubscriptionView], int]:
+        """Return the first subscriptions, and the number of all."""
+        return ([], 0) if self.session is None else self.session.subscription_views()
 
     def kick(self) -> None:
         """Send DISCONNECT 0x98 (only close for 3.1.1) and publish the will."""
@@ -233,8 +194,7 @@ class Client(ClientPort):
 
     async def _wait(self, event: Any, rest: list[Any]) -> None:
         """Process an event that has to wait, then those behind it."""
-        pump = self._pump
-        assert pump is not None
+        pump = self.pump
         waiting: tuple[Any, list[Any]] | None = (event, rest)
         while waiting is not None:
             event, rest = waiting
@@ -259,8 +219,7 @@ class Client(ClientPort):
 
     async def _log_in(self, event: Any) -> list[Any]:
         """Process CONNECT or AUTH; return the events that the client had sent ahead of CONNACK."""
-        pump = self._pump
-        assert pump is not None
+        pump = self.pump
         admission = self._admission = self._admission or ConnectAdmission(self, self._connection, pump, self._services)
         admitted = await admission.process(event)
         if pump.closed or not admission.continues:
@@ -270,8 +229,7 @@ class Client(ClientPort):
 
     def _open(self, admitted: Admitted) -> list[Any]:
         """Send CONNACK and attach the session; return the events that the client had sent ahead of it."""
-        services, pump, identity, session = self._services, self._pump, admitted.identity, admitted.session
-        assert pump is not None
+        services, pump, identity, session = self._services, self.pump, admitted.identity, admitted.session
         log.info(
             "client connected",
             client=self.client_id,
@@ -306,7 +264,7 @@ class Client(ClientPort):
 
     def rights_changed(self) -> None:
         """Apply changed rights: disconnect the client if its will or a subscription is no longer allowed."""
-        if self.session is None or self.grant is None or self._incoming is None or self.is_over:
+        if self.session is None or self.grant is None or self._incoming is None or self.left:
             return
         self._incoming.rights_changed()
         withdrawn = connack.check_rights(self.session, self.grant, self._services.config)
@@ -327,11 +285,6 @@ class Client(ClientPort):
         if changed is not None:
             session.expiry = min(changed, self._services.config.session_expiry_max_s)
         self._leave(with_will=event.reason_code != ReasonCode.SUCCESS)
-
-    @property
-    def left(self) -> bool:
-        """See `gateway.views.drain.Departing`."""
-        return self.is_over
 
     def prepare_to_leave(self) -> bool:
         """Stop reading; acknowledgements are still sent."""
@@ -376,17 +329,15 @@ class Client(ClientPort):
             self._pause_reading(CONNECTION_BUDGET if self.session.budget.waits_for is None else SHARE)
 
     def _pause_reading(self, reason: str) -> None:
-        if self._pump is not None:
-            self._pump.pause_reading(reason)
-            self._connection.suspend_keepalive()
+        self.pump.pause_reading(reason)
+        self._connection.suspend_keepalive()
 
     def _resume_reading(self, *reasons: str) -> None:
-        if self._pump is not None:
-            for reason in reasons:
-                self._pump.resume_reading(reason)
-            if self._pump.reading:
-                self._connection.resume_keepalive(self._services.clock())
-                self.flush()
+        for reason in reasons:
+            self.pump.resume_reading(reason)
+        if self.pump.reading:
+            self._connection.resume_keepalive(self._services.clock())
+            self.flush()
 
     def _acknowledged(self, packet_id: int) -> None:
         """Handle PUBACK or PUBCOMP."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.contracts import Result
-from gateway.limits.brakes import ReadingPause
+from gateway.limits.rate_pauses import ReadingPause
 from gateway.mqtt.connection.services import MqttServices
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.session.acks import STORED, AckQueue, Slot
@@ -97,7 +97,7 @@ class Incoming:
 
     @property
     def must_wait(self) -> bool:
-        """Whether publishes must wait for the client's rate, until `over`; see `ReadingPause.must_wait`."""
+        """Whether publishes must wait for the client's rate, until `over`; see `RatePause.must_wait`."""
         return self._reading is not None and self._reading.must_wait()
 
     async def over(self) -> None:

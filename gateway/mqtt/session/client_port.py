@@ -10,17 +10,14 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.limits.brakes import ReadingPause, SendingPause
-from gateway.limits.limits import ClientLimits, Limits
+from gateway.limits.limits import Limits
+from gateway.limits.rate_pauses import ReadingPause
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.routing.messages import Packets
 from gateway.mqtt.session.self_delivery import SelfDelivery
-from gateway.net.pump import Pump
+from gateway.net.connected_client import ConnectedClient
 from gateway.runtime.audited import audit, where_of
-from gateway.security.identity import Identity, share_of
 from gateway.security.rights.authorization import Grant
-from gateway.security.throttle import address_of
-from gateway.views.flow import subject
 from mapping.record import Received
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.encoding import PreparedPublish
@@ -32,34 +29,27 @@ V5: Final = Version.V5  # looked up once: Python 3.11 takes 0.2 us for a member 
 WRITE_AT: Final = 65_536  # bytes of queued deliveries; above that they are written immediately
 
 
-class ClientPort(abc.ABC):
+class ClientPort(ConnectedClient):
     """The client at the other end of a connection."""
 
     __slots__ = (
-        "_connection", "_counters", "_disconnected_for", "_ended", "_holding", "_pump", "_self_delivery", "_sending",
-        "client_id", "grant", "limits",
+        "_connection", "_counters", "_disconnected_for", "_ended", "_holding", "_self_delivery", "grant",
     )  # fmt: skip
 
+    protocol = "mqtt"
+
     def __init__(self, connection: Connection, counters: Counters, self_delivery: SelfDelivery | None) -> None:
-        self.client_id = ""  # of CONNECT, or assigned
+        super().__init__()
         self.grant: Grant | None = None  # what the client may do; None before CONNACK
         self._connection = connection
         self._counters = counters
         self._self_delivery = self_delivery
-        self._pump: Pump | None = None
         self._disconnected_for = ""
         # reason code that ended the connection (None: the socket was lost), and reason text ("": the client's code)
         self._ended: tuple[int | None, str] = (None, "")
         self._holding: object | None = None  # identifies the current hold of messages
-        self.limits: ClientLimits | None = None  # None before login and if no limits apply
-        self._sending: SendingPause | None = None  # None: no rate limit
 
     # properties of the client
-
-    @property
-    def subject(self) -> str:
-        """The name of the connection in reports of pauses."""
-        return subject("mqtt", self.client_id, "" if self._pump is None else self._pump.peer)
 
     @property
     def version(self) -> Version:
@@ -97,8 +87,8 @@ class ClientPort(abc.ABC):
 
     def audit_denied(self, what: str, on: str) -> None:
         """Write an audit line: the client was denied an operation."""
-        if audit.enabled and self._pump is not None and self.grant is not None:
-            audit.denied(where_of("mqtt", self._pump, self.client_id), self.grant.identity.name, what, on)
+        if audit.enabled and self.grant is not None:
+            audit.denied(where_of("mqtt", self.pump, self.client_id), self.grant.identity.name, what, on)
 
     # capacity
 
@@ -108,58 +98,29 @@ class ClientPort(abc.ABC):
         return self._connection.is_open
 
     @property
-    def is_over(self) -> bool:
-        """Whether the socket is closed, or about to be."""
-        return self._connection.closing or (self._pump is not None and self._pump.closed)
-
-    @property
     def takes_more(self) -> bool:
         """Whether messages can be sent now: the write buffer is below its mark and no rate limit is exceeded."""
         if self._holding is not None and self._connection.unsent > WRITE_AT:
             return False
-        if self._sending is not None and not self._sending.is_open:
-            return False
-        return self._connection.is_open and self._pump is not None and self._pump.writable
+        return self._connection.is_open and self.can_send
 
     @property
     def window(self) -> int:
         """Number of further messages that the client's Receive Maximum allows."""
         return self._connection.outbound.free
 
-    @property
-    def share(self) -> str:
-        """What the client is counted by in limits that clients share; see `share_of`."""
-        assert self.grant is not None
-        assert self._pump is not None
-        return share_of(self.grant.identity, address_of(self._pump.peer))
-
-    def enter_limits(self, limits: Limits, identity: Identity, former: ClientPort | None) -> None:
-        """Count the connection for the limits (see `Limits.enter`); it replaces `former`, if there is one."""
-        assert self._pump is not None
-        peer, listener = address_of(self._pump.peer), self._pump.entrance.name
-        self.limits = limits.enter(identity, peer, listener, None if former is None else former.limits)
-
     def apply_limits(
         self, limits: Limits, pause: Callable[[str], None], resume: Callable[[str], None]
     ) -> ReadingPause | None:
         """Apply the rate limits to deliveries; return the one for publishes, which pauses and resumes reading."""
         own = self.limits
-        if own is not None and own.outgoing is not None:
-            self._sending = SendingPause(own.outgoing, self.subject, self.writable)
+        self.limit_sending()
 
         def send_away() -> None:
             limits.disconnected += 1
             self.disconnect(ReasonCode.MESSAGE_RATE_TOO_HIGH, "the publish rate exceeds the limit")
 
         return None if own is None or own.incoming is None else ReadingPause(own.incoming, pause, resume, send_away)
-
-    def leave_limits(self) -> None:
-        """Stop counting the connection for the limits."""
-        if self._sending is not None:
-            self._sending.end()
-            self._sending = None
-        if self.limits is not None:
-            self.limits.leave()
 
     # deliveries
 
@@ -178,8 +139,8 @@ class ClientPort(abc.ABC):
             self._counters.too_large += 1
             return None
         self._counters.delivered += 1
-        if self._sending is not None:
-            self._sending.spend(1, len(message.rest))
+        if self.sending is not None:
+            self.sending.spend(1, len(message.rest))
         if self._connection.unsent > WRITE_AT:
             self.flush()
         else:
@@ -198,12 +159,12 @@ class ClientPort(abc.ABC):
         if not connection.send_encoded(packets.data, packets.largest):
             return False
         self._counters.delivered += len(run)
-        if self._sending is not None:
-            self._sending.spend(len(run), sum(len(record.value or b"") for record in run))
+        if self.sending is not None:
+            self.sending.spend(len(run), sum(len(record.value or b"") for record in run))
         if connection.unsent > WRITE_AT:
             self.flush()
-        elif self._pump is not None:
-            self._pump.flush_soon()
+        else:
+            self.pump.flush_soon()
         return True
 
     def send_pubrel(self, packet_id: int) -> None:
@@ -234,10 +195,6 @@ class ClientPort(abc.ABC):
             self.flush()
             self.writable()
 
-    @abc.abstractmethod
-    def writable(self) -> None:
-        """Go on sending: the socket has capacity again."""
-
     # the client's own messages
 
     @abc.abstractmethod
@@ -253,18 +210,15 @@ class ClientPort(abc.ABC):
 
     def flush_soon(self) -> None:
         """Write queued packets at the end of this event loop iteration."""
-        if self._pump is not None:
-            self._pump.flush_soon()
+        self.pump.flush_soon()
 
     def flush(self) -> None:
         """Write queued packets."""
-        if self._pump is not None:
-            self._pump.flush()
+        self.pump.flush()
 
     def give_up(self) -> None:
         """End the connection after a bug of ours, which was already reported."""
-        if self._pump is not None:
-            self._pump.give_up()
+        self.pump.give_up()
 
     def disconnect(
         self, code: ReasonCode, reason: str, properties: Properties = NONE, *, with_will: bool = True

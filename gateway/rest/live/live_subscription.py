@@ -47,7 +47,9 @@ def live_form(embedded: Format, name: str, names: Names) -> Form:
 class MessageStream(Protocol):
     """The connection of a subscription. It is a Protocol because a `LiveSession` makes its subscriptions itself."""
 
-    share: str  # see `gateway.security.identity.share_of`
+    @property
+    def share(self) -> str:
+        """See `gateway.security.identity.share_of`."""
 
     @property
     def has_capacity(self) -> bool:

@@ -8,6 +8,7 @@ read.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable
 from functools import partial
 from typing import Annotated, Any, Final
@@ -17,7 +18,7 @@ from aiohttp import web
 
 from gateway.kafka.contracts import Refused
 from gateway.kafka.publish.sender_partitions import RememberedSender
-from gateway.limits.brakes import ReadingPause
+from gateway.limits.rate_pauses import ReadingPause
 from gateway.net.http.upgrade import check_upgrade
 from gateway.net.pump import Pump
 from gateway.rest.live.live_subscription import LiveSubscription
@@ -29,9 +30,9 @@ from gateway.rest.server.call import Call
 from gateway.rest.server.request_dispatcher import refusal
 from gateway.rest.server.request_login import forbidden
 from gateway.rest.streams.stream_session import Streams, StreamSession
-from gateway.views.clients import SubscriptionView
-from gateway.views.flow import ConnectionFlow, FlowWindow, fullest
-from gateway.views.pauses import PROCESS, PROCESS_BUDGET, UNANSWERED, pauses
+from gateway.views.clients import SUBSCRIPTIONS, SubscriptionView
+from gateway.views.flow import FlowWindow, fullest
+from gateway.views.pauses import PROCESS_BUDGET, UNANSWERED
 from mapping.rest.incoming import to_records
 from protocols.connection import ConnectionClosed, ConnectionFailed
 from protocols.rest.errors import SHUTTING_DOWN, RestError, busy
@@ -74,7 +75,6 @@ class LiveSession(StreamSession):
     """One connection; it pauses reading at `MAX_UNANSWERED` unanswered messages."""
 
     kind = "websocket"
-    protocol: Final = "http"
     connection: LiveConnection
 
     def __init__(self, live: Live, call: Call) -> None:
@@ -93,8 +93,8 @@ class LiveSession(StreamSession):
     def connected(self, pump: Pump) -> None:
         """Set up the session of a new connection."""
         super().connected(pump)
-        if self._limits is not None and self._limits.incoming is not None:
-            self._reading = ReadingPause(self._limits.incoming, self._pause, self._resume)
+        if self.limits is not None and self.limits.incoming is not None:
+            self._reading = ReadingPause(self.limits.incoming, self._pause, self._resume)
         gate = self.services.publisher.gate
         gate.subscribe(self._on_gate)
         if not gate.is_open:
@@ -150,39 +150,30 @@ class LiveSession(StreamSession):
         self._leave_all()
         if self._reading is not None:
             self._reading.end()
+            self._reading = None  # avoids a reference cycle
         self._sender.leave()
         self.connection.release()
         self.services.publisher.gate.unsubscribe(self._on_gate)
 
     # for operators
 
-    def flow(self) -> ConnectionFlow:
-        """See `gateway.views.flow.Flowing`."""
-        flow = super().flow()
-        flow.windows_total = 1 + len(self._subscriptions)
-        shared = pauses.since(PROCESS_BUDGET, PROCESS) if self.pump.is_paused_for(PROCESS_BUDGET) else None
-        flow.paused = [] if shared is None else [shared]
-        return flow
-
-    def windows(self) -> list[FlowWindow]:
+    def windows(self) -> tuple[list[FlowWindow], int]:
         """Return the unanswered messages, and the fullest subscriptions."""
         producing = FlowWindow("produce", True, "", MAX_UNANSWERED, MAX_UNANSWERED - self.unanswered, self.unanswered)
         subscriptions = fullest(self._subscriptions.values(), lambda each: each.unsettled)
-        return [producing, *(each.flow() for each in subscriptions)]
+        return [producing, *(each.flow() for each in subscriptions)], 1 + len(self._subscriptions)
 
-    def subscriptions(self) -> list[SubscriptionView]:
-        """Return the subscriptions by name."""
-        flows = [each.flow() for each in self._subscriptions.values()]
-        return [SubscriptionView(one.name, topic=one.topic) for one in flows]
+    def subscriptions(self) -> tuple[list[SubscriptionView], int]:
+        """Return the first subscriptions, and the number of all."""
+        flows = [each.flow() for each in itertools.islice(self._subscriptions.values(), SUBSCRIPTIONS)]
+        return [SubscriptionView(flow.name, topic=flow.topic) for flow in flows], len(self._subscriptions)
 
     # for subscriptions
 
     @property
     def has_capacity(self) -> bool:
         """Whether one more record can be sent."""
-        if self._sending is not None and not self._sending.is_open:
-            return False
-        return self.pump.writable and not self.connection.closing
+        return self.can_send and not self.connection.closing
 
     def send(self, payload: bytes) -> None:
         """Send a message soon."""
@@ -193,8 +184,8 @@ class LiveSession(StreamSession):
         """Send a record's frame soon."""
         self.connection.send_frame(frame)
         self._counts.records_out_total += 1
-        if self._sending is not None:
-            self._sending.spend(1, len(frame))
+        if self.sending is not None:
+            self.sending.spend(1, len(frame))
         self.flush()
 
     def refuse(self, name: str | None, error: RestError) -> None:

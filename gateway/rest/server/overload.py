@@ -7,7 +7,8 @@ from typing import Final, Self
 from flowcontrol.admission import Admission, Refusal, client_share
 from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.publish.publisher import Publisher
-from gateway.limits.brakes import Pace, TaskTurn
+from gateway.limits.brakes import Pace
+from gateway.limits.rate_pauses import TaskPause
 from gateway.net.http.http_server import HttpConnection
 from gateway.rest.server.client_limits import RequestLimits
 from gateway.security.identity import Identity
@@ -108,7 +109,8 @@ class ProduceSlot:
     """One produce request in progress, until the end of its `with` block or `leave`; a `gateway.views.flow.Flowing`."""
 
     __slots__ = (
-        "_connection", "_guard", "_limits", "_principal", "_size", "_topic", "budget", "client", "pace", "records",
+        "_connection", "_guard", "_limits", "_pause", "_principal", "_size", "_topic", "budget", "client", "pace",
+        "records",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - the parts of a request
@@ -130,6 +132,7 @@ class ProduceSlot:
         self.records = 0  # that wait for Kafka, once the body is read
         self.budget: ConnectionBudget | None = None  # of an upload, whose records and bytes change
         self.pace: Pace | None = None  # the client's limits; None: no limits
+        self._pause: TaskPause | None = None  # of an upload
 
     def __enter__(self) -> Self:
         return self
@@ -140,6 +143,8 @@ class ProduceSlot:
     def leave(self) -> None:
         """Stop counting the request."""
         self._guard.leave(self)
+        if self._pause is not None:
+            self._pause.end()
 
     def count_records(self, records: int, size: int) -> None:
         """Count records that were read from the body, and their `size` in bytes.
@@ -156,7 +161,10 @@ class ProduceSlot:
     async def wait_for_rate(self) -> None:
         """Wait until the client is within its rate again."""
         if self.pace is not None:
-            await TaskTurn.wait(self.pace, self, self.subject)
+            if self._pause is None:
+                self._pause = TaskPause(self.pace, self.subject)
+            if self._pause.must_wait():
+                await self._pause.over()
 
     @property
     def subject(self) -> str:

@@ -155,7 +155,7 @@ class EventStream(StreamSession):
 
     @property
     def left(self) -> bool:
-        """See `gateway.views.drain.Departing`."""
+        """Whether the stream has ended, or ends with what it has sent."""
         return super().left or self._left == 0
 
     def prepare_to_leave(self) -> bool:
@@ -171,23 +171,21 @@ class EventStream(StreamSession):
 
     # for operators
 
-    def windows(self) -> list[FlowWindow]:
+    def windows(self) -> tuple[list[FlowWindow], int]:
         """Return its unsettled records. A browser grants no credit; only its socket limits the stream."""
         unsettled = len(self._unsettled)
-        return [FlowWindow("events", False, self._topic, UNSETTLED, UNSETTLED - unsettled, unsettled)]
+        return [FlowWindow("events", False, self._topic, UNSETTLED, UNSETTLED - unsettled, unsettled)], 1
 
-    def subscriptions(self) -> list[SubscriptionView]:
+    def subscriptions(self) -> tuple[list[SubscriptionView], int]:
         """Return the topic."""
-        return [SubscriptionView(self._topic)]
+        return [SubscriptionView(self._topic)], 1
 
     # feeds.Sink
 
     @property
     def has_capacity(self) -> bool:
         """Whether one more event can be sent."""
-        if self._sending is not None and not self._sending.is_open:
-            return False
-        return self._left != 0 and self.pump.writable and not self.connection.closing
+        return self._left != 0 and self.can_send and not self.connection.closing
 
     def send(self, data: bytes) -> None:
         """Send an event; end the stream after the last one that the client requested."""
@@ -197,8 +195,8 @@ class EventStream(StreamSession):
             self.pump.flush()
         elif not self.pump.flushing:
             self.pump.flush_soon()
-        if self._sending is not None:
-            self._sending.spend(1, len(data))
+        if self.sending is not None:
+            self.sending.spend(1, len(data))
         self._counts.events_total += 1
         if self._left is not None:
             self._left -= 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from flowcontrol.admission import client_share
-from gateway.limits.brakes import SendingPause
+from gateway.net.connected_client import ConnectedClient
 from gateway.net.http.http_server import HttpConnection
 from gateway.net.pump import Pump
 from gateway.net.pumps import Pumps
@@ -21,8 +21,7 @@ from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
 from gateway.security.expiry import Expiry
 from gateway.security.rights.authorization import Grant
-from gateway.views.clients import CLOSED, SUBSCRIPTIONS, ClientView, Kind, SubscriptionView
-from gateway.views.flow import ConnectionFlow, FlowWindow, shown, subject
+from gateway.views.clients import CLOSED
 from gateway.views.presence import HTTP, Present
 from protocols.connection import Connection
 from protocols.rest.errors import busy, too_many
@@ -38,48 +37,36 @@ class RecordConnection(Connection, Protocol):
     closing: bool
 
 
-class StreamSession(abc.ABC):
-    """A connection on which records are sent; a `pump.Handler` and a `drain.Departing`."""
+class StreamSession(ConnectedClient):
+    """A connection on which records are sent."""
 
-    kind: ClassVar[Kind]
-    load: Final = 0  # it has no budget of its own
-    pump: Pump  # once it is connected
+    protocol = "http"
 
     def __init__(self, streams: Streams[Any], call: Call, connection: RecordConnection) -> None:
+        super().__init__()
         self.services = streams.services
         self.connection = connection
         self.grant = call.grant
-        self.principal = call.grant.identity.name
-        self.share = call.connection.share  # what it is counted by
+        self.identity = call.grant.identity
+        self.limits = call.connection.limits  # the session's own from `connected` on
         self.streams: Streams[Any] | None = None  # that count it, while it is open
-        self._peer = call.connection.peer
         self._presence = streams.services.presence
-        self._presence_key = stream_key(call.grant.names.mqtt(self.principal))
+        self._presence_key = stream_key(call.grant.names.mqtt(call.grant.identity.name))
         self._ended = BY_CLIENT  # why it ended, for presence
-        self._limits = call.connection.limits  # the session's own from `connected` on
-        self._sending: SendingPause | None = None  # None: no rate limit
         self._expires_ms = call.expires_ms
 
     # pump.Handler
 
     def connected(self, pump: Pump) -> None:
         """The session has the socket now."""
-        self.pump = pump
+        super().connected(pump)
         self._expiry = Expiry(self.services.wall_clock, self._expired)
         self._expiry.set(self._expires_ms)
         if self._presence is not None:
-            present = Present(self.principal, self.principal, HTTP, self._peer, self.services.wall_clock())
+            name = self.grant.identity.name
+            present = Present(name, name, HTTP, pump.peer, self.services.wall_clock())
             self._presence.online(self._presence_key, self, present)
-        if self._limits is not None and self._limits.outgoing is not None:
-            self._sending = SendingPause(self._limits.outgoing, self.subject, self.writable)
-
-    @abc.abstractmethod
-    def handle(self, events: list[Any]) -> Awaitable[None] | None:
-        """Act on the connection's events."""
-
-    @abc.abstractmethod
-    def writable(self) -> None:
-        """Request records again: the socket has capacity."""
+        self.limit_sending()
 
     def disconnected(self, reason: str) -> None:
         """End the session: its connection is closed."""
@@ -89,10 +76,7 @@ class StreamSession(abc.ABC):
         if self._presence is not None:
             self._presence.offline(self._presence_key, self, self._ended)
         self._expiry.release()
-        if self._sending is not None:
-            self._sending.end()
-        if self._limits is not None:
-            self._limits.leave()
+        self.leave_limits()
 
     def flush(self) -> None:
         """Write what was sent soon, or immediately if it is much."""
@@ -118,77 +102,12 @@ class StreamSession(abc.ABC):
     def _expired(self) -> None:
         self.end("the token has expired")
 
-    @property
-    def left(self) -> bool:
-        """See `gateway.views.drain.Departing`."""
-        return self.pump.closed or self.connection.closing
-
-    @abc.abstractmethod
-    def prepare_to_leave(self) -> bool:
-        """See `gateway.views.drain.Departing`."""
-
-    @property
-    @abc.abstractmethod
-    def may_leave(self) -> bool:
-        """See `gateway.views.drain.Departing`."""
-
-    @abc.abstractmethod
-    def leave(self) -> None:
-        """See `gateway.views.drain.Departing`."""
-
-    # flow.Flowing and clients.Connected
-
-    @property
-    def subject(self) -> str:
-        """See `gateway.views.flow.Flowing`."""
-        return subject("http", self.principal, self._peer)
-
-    def flow(self) -> ConnectionFlow:
-        """See `gateway.views.flow.Flowing`."""
-        windows = self.windows()
-        return ConnectionFlow(
-            protocol="http",
-            peer=self._peer,
-            principal=shown(self.principal),
-            subject=self.subject,
-            unwritten=self.pump.unwritten,
-            windows=windows,
-            windows_total=len(windows),
-        )
-
-    @abc.abstractmethod
-    def windows(self) -> list[FlowWindow]:
-        """Return the windows to show, for /flow."""
+    # for operators
 
     @property
     def identifier(self) -> str:
-        """See `gateway.views.clients.Connected`."""
-        return "" if self.left else f"http/{self._peer}"
-
-    @property
-    def socket(self) -> Pump:
-        """See `gateway.views.clients.Connected`."""
-        return self.pump
-
-    def view(self, *, whole: bool) -> ClientView:
-        """See `gateway.views.clients.Connected`."""
-        view = ClientView(
-            id=self.identifier,
-            protocol="http",
-            kind=self.kind,
-            principal=self.principal,
-            address=self._peer,
-            since=self.services.wall_clock() / 1000 - self.pump.age_s,
-        )
-        if whole:
-            view.flow = self.flow()
-            subscriptions = self.subscriptions()
-            view.subscriptions, view.subscriptions_total = list(subscriptions[:SUBSCRIPTIONS]), len(subscriptions)
-        return view
-
-    @abc.abstractmethod
-    def subscriptions(self) -> Sequence[SubscriptionView]:
-        """Return what the client has subscribed to."""
+        """Its address; "" once it ends."""
+        return "" if self.left else f"http/{self.pump.peer}"
 
 
 Session = TypeVar("Session", bound=StreamSession)
@@ -227,12 +146,12 @@ class Streams(OperationSet, Generic[Session]):
         self, session: Session, connection: HttpConnection, transport: asyncio.Transport, received: bytes
     ) -> None:
         """Hand a socket that the HTTP connection has released to a session."""
-        self._clients[session.share] += 1
-        session.streams = self
         pump = self.pumps.open(session.connection, session, connection.entrance)
         pump.source = connection.source
         transport.set_protocol(pump)
         pump.connection_made(transport)
+        self._clients[session.share] += 1
+        session.streams = self
         if received:
             pump.data_received(received)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -12,67 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowcontrol.bucket import RateLimit
-from gateway.limits import brakes as brakes_module
 from gateway.limits import limits as limits_module
-from gateway.limits.brakes import Brake, CreditPause, Pace, ReadingPause, SendingPause
+from gateway.limits.brakes import Brake, Pace
 from gateway.limits.limits import ClientLimits, LimitExceeded, Limits
+from gateway.limits.rate_pauses import CreditPause, ReadingPause, SendingPause
 from gateway.security.identity import ANONYMOUS, Identity
 from gateway.settings.config import LimitsConfig
 from gateway.settings.limits import LimitRule
 from gateway.views.pauses import OUTGOING_RATES, RATES, pauses
-
-
-class Time:
-    """A clock with timers like an event loop's, which the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._timers: list[Any] = []
-        self._number = itertools.count()
-
-    def __call__(self) -> float:
-        return self.now
-
-    def call_later(self, delay: float, call: Callable[[], None]) -> Timer:
-        assert delay >= 0
-        timer = Timer(call)
-        heapq.heappush(self._timers, (self.now + delay, next(self._number), timer))
-        return timer
-
-    def pass_to(self, end: float) -> None:
-        while self._timers and self._timers[0][0] <= end:
-            self.now, _, timer = heapq.heappop(self._timers)
-            timer.fire()
-        self.now = end
-
-    @property
-    def waits(self) -> bool:
-        return any(not timer.cancelled for *_, timer in self._timers)
-
-
-class Timer:
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-    def fire(self) -> None:
-        if not self.cancelled:
-            self.cancelled = True
-            self._call()
+from tests.support.limit_time import Time, limits_at
 
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    return at(monkeypatch)
-
-
-def at(monkeypatch: pytest.MonkeyPatch) -> Time:
-    time = Time()
-    monkeypatch.setattr(brakes_module.asyncio, "get_running_loop", lambda: time)
-    return time
+    return limits_at(monkeypatch)
 
 
 def door(limits: Limits, listener: str = "mqtt") -> Callable[..., ClientLimits]:
@@ -214,7 +166,7 @@ class Receiver:
         self.pause = SendingPause(Pace(limits, time), "it", self.send)
 
     def send(self) -> None:
-        while self.pause.is_open:
+        while not self.pause.must_wait():
             size = next(self._sizes)
             self.pause.spend(1, size)
             self.total += size
@@ -239,7 +191,7 @@ def passes_at_most(sent: list[tuple[float, int]], burst: float, rate: float) -> 
 @settings(max_examples=30)
 def test_a_shared_limit_is_kept_in_any_time_and_used_up(rate: int, burst_s: float, sizes: list[list[int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        time = at(patch)
+        time = limits_at(patch)
         shared = brake(rate, burst_s, time, size=True)
         sent: list[tuple[float, int]] = []
         receivers = [Receiver((shared,), time, one, sent) for one in sizes]
@@ -288,7 +240,7 @@ def test_who_comes_to_be_sent_something_is_behind_those_who_wait(time: Time) -> 
     first.send()
     time.pass_to(0.15)  # one message's worth is there; the first waits for two
     late = Receiver((shared,), time, [1], sent)
-    assert not late.pause.is_open
+    assert late.pause.must_wait()
     before = first.total
     time.pass_to(0.35)
     assert first.total > before
@@ -376,7 +328,7 @@ def test_a_bug_in_one_connection_lets_the_others_go_on(time: Time, caplog: pytes
     sent: list[tuple[float, int]] = []
     broken = SendingPause(Pace((shared,), time), "broken", lambda: 1 // 0)
     shared.limit.spend(20, 0, 0.0)
-    assert not broken.is_open
+    assert broken.must_wait()
     other = Receiver((shared,), time, [1], sent)
     other.send()
     time.pass_to(5.0)
