@@ -1,7 +1,7 @@
 """A pytest plugin: runs the core's tests without the optional parts, as if those were not installed.
 
-`make test-core` uses it. Tests that import a part are not collected, those with the mark `part` are not run, and every
-gateway of a test starts without the parts. Two parts stay in the tests' own process: the broker comes from one, and
+`make test-core` uses it. Tests of a part, by their place or an import, are not collected, those with the mark `part` are
+not run, and every gateway of a test starts without the parts. Two parts stay in the tests' own process: the broker comes from one, and
 tests of Spark's side are not the gateway's.
 """
 
@@ -18,6 +18,7 @@ from gateway.runtime.parts import PARTS, part_of
 
 STAY = {"embedded kafka", "spark"}
 FOLDER = Path(__file__).parent / "absent"
+TESTS = Path(__file__).parents[1]
 
 
 def hidden(*, stay: set[str]) -> list[str]:
@@ -38,10 +39,11 @@ def pytest_configure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out the files that import a part."""
+    """Leave out the files that stand where a part's tests do, and those that import a part."""
     if collection_path.suffix != ".py":
         return None
-    imported = set()
+    place = collection_path.relative_to(TESTS).with_name(collection_path.stem.removeprefix("test_"))
+    imported = {".".join(place.parts)}
     for node in ast.walk(ast.parse(collection_path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
             imported |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}

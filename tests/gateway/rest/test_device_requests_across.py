@@ -19,6 +19,8 @@ from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import PahoClient
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.part("device requests")
+
 LIMIT_MS = 40_000
 
 
