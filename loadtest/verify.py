@@ -31,6 +31,16 @@ class Verdict(NamedTuple):
         """Return the columns of a report."""
         return dict(self._asdict())
 
+    def problems(self, *, once: bool = False, ordered: bool = True) -> list[str]:
+        """Return the violations: of what was acknowledged, and if it is promised, of once and of the order."""
+        found = [
+            (self.lost, f"of {self.acknowledged} acknowledged messages are lost"),
+            (once * self.duplicated, "messages are stored more than once"),
+            (ordered * self.reordered, f"of {self.stored} messages are out of order"),
+        ]
+        problems = [f"{count} {what}" for count, what in found if count]
+        return problems if self.acknowledged else [*problems, "nothing was acknowledged"]
+
 
 class Ledger:
     """The acknowledged sequence numbers of each sender."""
@@ -143,14 +153,16 @@ async def stored(
         await consumer.stop()
 
 
-async def read_topic(bootstrap: str, topic: str, numbering: Numbering, *, by_partition: bool = False) -> Arrivals:
+async def read_topic(
+    bootstrap: str, topic: str, numbering: Numbering, *, by_partition: bool = False, partition_bytes: int = 1 << 20
+) -> Arrivals:
     """Read the messages of a run from a topic.
 
     Each sender must use a single key or partition, or else different partitions look like reordering. With
     `by_partition` order is checked within each partition, for a topic whose partitions were increased.
     """
     arrivals = Arrivals(numbering)
-    async for record in stored(bootstrap, topic):
+    async for record in stored(bootstrap, topic, partition_bytes=partition_bytes):
         arrivals.take(record.value, record.partition if by_partition else 0)
     return arrivals
 

@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import multiprocessing
 import statistics
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import uvloop
+from aiohttp import web
 
-from loadtest.bench.http_client import is_whole, request_head
-from loadtest.bench.http_speed import JSON_RECORDS, bare_server, compact, one_record
+from loadtest.clients.http_plain import CONTROL, is_whole, request_head
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, loop_cpu
 from loadtest.report import Report
@@ -35,6 +38,65 @@ WARM_UP: Final = 300  # requests of each kind before measuring
 FLOOR: Final = "aiohttp"
 NOW: Final = "now"
 BEFORE: Final = "beside"
+
+
+JSON_RECORDS: Final = "application/vnd.kafka.json.v2+json"
+PAYLOAD: Final = "x" * 70
+INFO: Final = b'{"bridge_version":"1.0.0"}'
+
+
+def one_record(number: int) -> dict[str, Any]:
+    """Create a record; it is 26 bytes longer than its text."""
+    return {"key": f"sensor-{number % 50}", "value": {"n": number, "text": PAYLOAD}}
+
+
+def compact(value: Any) -> bytes:
+    """Encode as JSON without spaces, as most clients do."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def answer(count: int) -> bytes:
+    """Encode the response to a request of `count` records."""
+    return compact({"offsets": [{"partition": 0, "offset": 123456}] * count})
+
+
+def serve_bare(answers: dict[str, bytes], ready: Pipe) -> None:
+    """Run a bare aiohttp application until the process is killed."""
+    uvloop.run(_bare(answers, ready))
+
+
+async def _bare(answers: dict[str, bytes], ready: Pipe) -> None:
+    async def post(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=answers[request.match_info["count"]], headers={"Content-Type": CONTROL})
+
+    async def get(_: web.Request) -> web.Response:
+        return web.Response(body=INFO, headers={"Content-Type": CONTROL})
+
+    app = web.Application(client_max_size=1 << 24)
+    app.router.add_post("/bare/{count}", post)
+    app.router.add_get("/", get)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    ready.send(runner.addresses[0][1])
+    await asyncio.Event().wait()
+
+
+@contextmanager
+def bare_server() -> Iterator[tuple[tuple[str, int], int]]:
+    """Run a bare server; yields its address and process id."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    answers = {str(count): answer(count) for count in (1, BATCH)}
+    process = context.Process(target=serve_bare, args=(answers, theirs), daemon=True)
+    process.start()
+    try:
+        assert process.pid is not None
+        yield ("127.0.0.1", ours.recv()), process.pid
+    finally:
+        process.kill()
+        process.join()
 
 
 class Kind(NamedTuple):

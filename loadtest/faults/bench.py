@@ -7,14 +7,14 @@ import collections
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+from loadtest.engine.load import Load, Sample, Stored, Terms
+from loadtest.engine.waiting import until
 from loadtest.faults.cluster import COPIES, KafkaCluster
 from loadtest.faults.kafka import Kafka
-from loadtest.faults.load import Load, Sample, Stored, Terms
 from loadtest.faults.proxy import Proxy
 from loadtest.gateway import GatewayProcess, process_resident
-from loadtest.waiting import until
 
 MIB: Final = 1024 * 1024
 SHOWN: Final = 5
@@ -41,6 +41,8 @@ class Plan(NamedTuple):
         crowd: simultaneous connections.
         budget: of the gateway, MiB.
         outgoing: its budget for receivers, MiB.
+        secured: only the faults of three brokers, with this authentication at the brokers.
+        only: only faults whose name begins with this; repeatable.
     """
 
     connections: int = 4
@@ -58,6 +60,8 @@ class Plan(NamedTuple):
     crowd: int = 5000
     budget: int = 64
     outgoing: int = 16
+    secured: Literal["TLS", "SASL"] | None = None
+    only: tuple[str, ...] = ()
 
     @property
     def terms(self) -> Terms:
@@ -304,13 +308,7 @@ class Bench:
 def _check(outcome: Outcome, load: Load) -> list[str]:
     """Return the violations."""
     fault, problems = outcome.fault, load.faults()[:SHOWN]
-    for protocol, verdict in outcome.stored.verdicts.items():
-        if verdict.lost:
-            problems.append(f"{protocol}: {verdict.lost} of {verdict.acknowledged} acknowledged messages are lost")
-        if verdict.reordered:
-            problems.append(f"{protocol}: {verdict.reordered} of {verdict.stored} messages are out of order")
-        if not verdict.acknowledged:
-            problems.append(f"{protocol}: nothing was acknowledged")
+    problems += outcome.stored.problems()
     if fault.connected and (outcome.disconnected or any(found[CONNECTION_LOST] for found in outcome.refusals.values())):
         problems.append(f"honest clients were disconnected: {[dict(found) for found in outcome.refusals.values()]}")
     if fault.silent and any(outcome.refusals.values()):

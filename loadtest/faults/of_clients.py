@@ -11,13 +11,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
-from loadtest.bench.http_client import CONTROL, request_head
 from loadtest.clients import amqp_wire, mqtt_wire
+from loadtest.clients.http_plain import CONTROL, request_head
 from loadtest.clients.topics import create_topic
+from loadtest.engine.steady import PROTOCOLS
 from loadtest.faults.bench import Fault, Plan, Stage
 from loadtest.faults.proxy import Proxy
 from loadtest.gateway import frozen, process_descriptors
-from loadtest.scenarios.steady import PROTOCOLS
 
 MANY: Final = 20  # of each protocol
 KEEP_ALIVE_S: Final = 2

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from loadtest.engine.steady import PROTOCOLS
 from loadtest.faults.bench import Fault, Plan, Stage
 from loadtest.faults.cluster import KafkaCluster
 from loadtest.faults.of_kafka import more_partitions
 from loadtest.gateway import frozen
-from loadtest.scenarios.steady import PROTOCOLS
 
 SLOW_S: Final = 0.4  # how long a broker is stopped
 AWAKE_S: Final = 0.1  # how long it runs in between

@@ -12,11 +12,11 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from aiokafka.errors import UnknownTopicOrPartitionError
 
 from loadtest.clients.topics import create_topic
+from loadtest.engine.steady import PROTOCOLS
 from loadtest.faults.bench import Fault, Plan, Stage
 from loadtest.faults.disk import TinyKafka
 from loadtest.faults.proxy import Proxy
 from loadtest.gateway import frozen
-from loadtest.scenarios.steady import PROTOCOLS
 
 FULL_S: Final = 60.0  # for the broker to notice
 CUTS: Final = 20

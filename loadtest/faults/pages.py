@@ -7,9 +7,9 @@ from html import escape
 from typing import Any, Final
 
 from loadtest import plot
+from loadtest.engine.steady import PROTOCOLS
 from loadtest.faults.bench import MIB, Outcome
 from loadtest.report import html_page, html_table
-from loadtest.scenarios.steady import PROTOCOLS
 
 TITLE: Final = "Faults under load"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
+from loadtest.engine.stand import Stand, allow_files
 from loadtest.gateway import GatewayProcess
 from loadtest.report import Report
 from loadtest.run import page, sizing
@@ -25,12 +27,18 @@ CALIBRATING: Final = 500
 """Connections of the calibration that measures CPU and memory."""
 READING: Final = 5
 
-Say = Callable[[str], None]
 
+def add_options(parsers: Any) -> None:
+    """Add the three commands."""
 
-def add_options(scenario: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the three commands; `scenario` creates a parser."""
-    run = scenario("run", "run and verify the load test of a TOML file on your gateway; docs/loadtest.md", starts=())
+    def command(name: str, text: str, work: Callable[[argparse.Namespace], Awaitable[int]]) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = parsers.add_parser(name, help=text)
+        made.add_argument("--json", type=Path, help="also write the report to this file")
+        made.set_defaults(work=work)
+        return made
+
+    text = "run and verify the load test of a TOML file on your gateway; docs/loadtest.md"
+    run = command("run", text, _run)
     run.add_argument("scenario_file", type=Path, metavar="SCENARIO.toml")
     run.add_argument("--html", type=Path, help="write the report to this file, as one self-contained page")
     run.add_argument("--ready-file", type=Path, help="read the target from the file of `trivium up --ready-file`")
@@ -46,10 +54,13 @@ def add_options(scenario: Callable[..., argparse.ArgumentParser]) -> None:
         default=None,
         help="do not read the messages back from Kafka",
     )
-    compared = scenario("compare", "compare two results of `run`, and tell differences from noise", starts=())
+    compared = command("compare", "compare two results of `run`, and tell differences from noise", _compared)
     compared.add_argument("before", type=Path)
     compared.add_argument("after", type=Path)
-    sized = scenario("size", "estimate the gateways, partitions and MB/s that a fleet needs, from measured costs")
+    text = "estimate the gateways, partitions and MB/s that a fleet needs, from measured costs"
+    sized = command("size", text, _measured)
+    sized.add_argument("--directory", type=Path, help="for logs and data (default: a new one under /tmp)")
+    sized.add_argument("--bootstrap", help="use this Kafka, and leave its data untouched (default: start one)")
     sized.add_argument("--devices", type=int, required=True)
     sized.add_argument("--rate", type=_positive(rate), required=True, help="messages of one device, such as 1/10s")
     sized.add_argument("--bytes", type=int, required=True, help="payload bytes")
@@ -77,7 +88,12 @@ def _positive(parse: Callable[[Any], Any]) -> Callable[[str], float]:
     return positive
 
 
-async def run(options: argparse.Namespace, say: Say) -> int:
+def say(text: str) -> None:
+    """Print progress to the standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+async def _run(options: argparse.Namespace) -> int:
     """Run a load test; 0 if it has no problems."""
     names = ("messages", "rate", "duration", "rounds", "processes", "verify")
     changes = {name: value for name in names if (value := getattr(options, name)) is not None}
@@ -119,7 +135,7 @@ def load(path: Path) -> dict[str, Any]:
     return result
 
 
-async def compared(options: argparse.Namespace, _say: Say) -> int:
+async def _compared(options: argparse.Namespace) -> int:
     """Compare two results; 0 whatever the differences."""
     try:
         before, after = load(options.before), load(options.after)
@@ -148,7 +164,17 @@ def calibration(options: argparse.Namespace, target: Target, readers: int) -> Sc
     )  # fmt: skip
 
 
-async def sized(options: argparse.Namespace, say: Say, gateway: GatewayProcess | None = None) -> int:
+async def _measured(options: argparse.Namespace) -> int:
+    """Estimate what a fleet needs, from a result or from a gateway that is measured now."""
+    if options.result is not None:
+        return await _sized(options)
+    allow_files()
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="trivium-size-"))
+    async with Stand(directory, options.bootstrap) as stand, stand.gateway() as gateway:
+        return await _sized(options, gateway)
+
+
+async def _sized(options: argparse.Namespace, gateway: GatewayProcess | None = None) -> int:
     """Estimate what a fleet needs; 0 if successful. `gateway` is measured unless the options name a result."""
     fleet = sizing.Fleet(
         options.devices, options.rate, options.bytes, options.subscribers, options.share, options.replicas

@@ -1,162 +1,134 @@
-"""Scenario `kills`: kills the gateway repeatedly under load; no acknowledged message may be lost.
+"""Kills gateway (and broker) repeatedly under load; no acknowledged message may be lost (`loadtest.engine.rounds`).
 
-Senders and subscribers at QoS 1 and 2 have persistent sessions, and two more of each are Eclipse Paho. At the end the
-log and the messages of each subscriber are compared with the acknowledged messages:
+MQTT: senders and subscribers at QoS 1 and 2 with persistent sessions, and Eclipse Paho of each. What a QoS 2 sender
+sends is in Kafka once, and once at a QoS 2 subscriber, in order.
 
-- every acknowledged message is in Kafka, and every message of a QoS 2 sender exactly once;
-- every subscriber got every message, and a QoS 2 subscriber got those of QoS 2 senders exactly once.
+AMQP: senders of unsettled messages, and receivers of a queue, of a named group, of a durable and of a shared durable
+subscription that accept everything; two are qpid-proton. Committed offsets are read from Kafka while the gateway is
+down: nothing below them may be delivered to a later gateway. What was accepted earlier than the commit interval plus
+`--grace` before a kill may not be delivered again; time without Kafka does not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from loadtest.clients.kept import KeptPublisher, KeptSubscriber
-from loadtest.clients.kept_paho import PahoPublisher, PahoSubscriber
-from loadtest.gateway import GatewayProcess
-from loadtest.numbering import Number
-from loadtest.scenarios.rounds import SHOWN, Rounds
-from loadtest.verify import Arrivals, read_places
-
-Publisher = KeptPublisher | PahoPublisher
-Subscriber = KeptSubscriber | PahoSubscriber
+from loadtest.clients.kept.amqp import KeptReceiver, KeptSender
+from loadtest.clients.kept.mqtt import KeptPublisher, KeptSubscriber
+from loadtest.clients.kept.paho import PahoPublisher, PahoSubscriber
+from loadtest.clients.kept.proton_links import ProtonReceiver, ProtonSender
+from loadtest.engine.command import Scenario
+from loadtest.engine.rounds import Book, Chaos, Rounds
+from loadtest.engine.stand import Stand
+from loadtest.verify import Arrivals
 
 
 class Plan(NamedTuple):
-    """Parameters. Rates are messages per second of one sender; times in seconds."""
+    """Parameters; times in seconds.
 
+    Attributes:
+        protocol: of the clients.
+        kills: number of kills.
+        senders: MQTT: of each QoS, plus one Paho client of each; AMQP: plus one proton client.
+        subscribers: MQTT: of each QoS, plus one Paho client.
+        rate: messages per second of one sender.
+        window: unacknowledged messages per sender.
+        between: longest time between progress after a start and the next kill.
+        early: share of kills that do not wait for the start to be finished.
+        patient: share of kills that wait until every subscriber is served.
+        broker: AMQP: share of kills of the broker, half of them together with the gateway.
+        grace: AMQP: time from a client's acceptance to its commit, in addition to the commit interval.
+        seed: of all random choices.
+    """
+
+    protocol: Literal["mqtt", "amqp"] = "mqtt"
     kills: int = 30
-    senders: int = 2  # of each QoS, plus one Paho client of each
-    subscribers: int = 1  # of each QoS, plus one Paho client
+    senders: int = 2
+    subscribers: int = 1
     rate: float = 200.0
     window: int = 20
-    between: float = 1.5  # longest time between progress after a start and the next kill
-    early: float = 0.2  # share of kills that do not wait for the start to be finished
+    between: float = 1.5
+    early: float = 0.2
+    patient: float = 0.5
+    broker: float = 0.25
+    grace: float = 1.5
     seed: int = 0
 
+    @property
+    def chaos(self) -> Chaos:
+        """What the engine needs of it."""
+        return Chaos(**{name: getattr(self, name) for name in Chaos._fields})
 
-class Outcome(NamedTuple):
-    """The result; `problems` is empty if nothing was violated."""
 
-    kills: int
-    seconds: float
-    sent: int
-    acknowledged: int
-    lost_in_kafka: int
-    doubled_qos_1: int
-    doubled_qos_2: int
-    reconnects: int
-    problems: list[str]
-
-    def row(self) -> dict[str, Any]:
-        """Return the columns of a report."""
-        return {**self._asdict(), "problems": len(self.problems), "seconds": round(self.seconds, 1)}
+async def run(stand: Stand, plan: Plan) -> None:
+    """Kill, settle, compare."""
+    async with stand.gateway() as gateway:
+        rounds = Rounds(gateway, plan.chaos, stand.say, stand.host if plan.protocol == "amqp" else None)
+        await rounds.create_topic()
+        (_add_mqtt if plan.protocol == "mqtt" else _add_amqp)(rounds, plan)
+        stand.row(**await rounds.run(), starts=gateway.starts)
+    stand.problems += rounds.problems
 
 
 def _take(arrivals: Arrivals, payload: bytes, _qos: int) -> None:
     arrivals.take(payload)
 
 
-class Round(Rounds[Plan, Outcome]):
-    """One run of the scenario."""
+def _add_mqtt(rounds: Rounds, plan: Plan) -> None:
+    address, name = rounds.gateway.address("mqtt"), rounds.numbering.run
+    kept: list[Any] = []
+    for qos in (1, 2):
+        for sends in (KeptPublisher,) * plan.senders + (PahoPublisher,):
+            number = len(rounds.senders)
+            kept.append(
+                sends(
+                    address, f"{name}-sender-{number}", f"{rounds.topic}/sender-{number}", qos=qos,
+                    payload=rounds.payload_of(number), on_ack=rounds.acknowledged_to(number), window=plan.window,
+                )
+            )  # fmt: skip
+            rounds.senders.append(kept[-1])
+            if qos == 2:
+                rounds.exact.add(number)
+    for qos in (1, 2):
+        for number, makes in enumerate((KeptSubscriber,) * plan.subscribers + (PahoSubscriber,) * (qos == 2)):
+            arrivals = Arrivals(rounds.numbering)
+            kept.append(makes(address, f"{name}-{qos}-{number}", f"{rounds.topic}/#", qos, partial(_take, arrivals)))
+            rounds.receivers.append(kept[-1])
+            rounds.started.append(kept[-1].subscribed)
+            rounds.books[f"{makes.__name__} {number} at QoS {qos}"] = Book(arrivals, ordered=True, once=qos == 2)
+    rounds.doors = [one.door for one in kept if isinstance(one, PahoPublisher | PahoSubscriber)]
 
-    def __init__(self, gateway: GatewayProcess, plan: Plan, say: Callable[[str], None]) -> None:
-        super().__init__(gateway, plan, say)
-        self._senders: list[tuple[int, Publisher]] = []  # with its QoS, by number
-        self._subscribers: list[tuple[int, Subscriber, Arrivals]] = []
 
-    def senders(self) -> list[Publisher]:
-        """See `Rounds`."""
-        return [one for _, one in self._senders]
-
-    def clients(self) -> list[Publisher | Subscriber]:
-        """See `Rounds`."""
-        return [*self.senders(), *(one for _, one, _ in self._subscribers)]
-
-    def let_in(self, yes: bool) -> None:
-        """Open or close the door for Paho's clients; see `kept_paho`."""
-        for client in self.clients():
-            if isinstance(client, PahoPublisher | PahoSubscriber):
-                (client.door.set if yes else client.door.clear)()
-
-    def make_clients(self) -> None:
-        """See `Rounds`."""
-        plan, address, run = self.plan, self.gateway.address("mqtt"), self.numbering.run
-        for qos in (1, 2):
-            for kind in (KeptPublisher,) * plan.senders + (PahoPublisher,):
-                number = len(self._senders)
-                sender = kind(
-                    address, f"{run}-sender-{number}", f"{self.topic}/sender-{number}", qos=qos,
-                    payload=self.payload_of(number), on_ack=self.acknowledged_to(number), window=plan.window,
-                )  # fmt: skip
-                self._senders.append((qos, sender))
-        for qos in (1, 2):
-            for make in (KeptSubscriber,) * plan.subscribers + (PahoSubscriber,) * (qos == 2):
-                arrivals = Arrivals(self.numbering)
-                take = partial(_take, arrivals)
-                name = f"{run}-subscriber-{len(self._subscribers)}"
-                subscriber = make(address, name, f"{self.topic}/#", qos, take)
-                self._subscribers.append((qos, subscriber, arrivals))
-
-    def all_receive(self) -> bool:
-        """Return whether every SUBACK was received."""
-        return all(one.subscribed.is_set() for _, one, _ in self._subscribers)
-
-    def received(self) -> int:
-        """See `Rounds`."""
-        return sum(arrivals.counts.total() for _, _, arrivals in self._subscribers)
-
-    def all_delivered(self) -> bool:
-        """See `Rounds`."""
-        wanted = sum(sender.total for _, sender in self._senders)
-        return all(arrivals.total >= wanted for _, _, arrivals in self._subscribers)
-
-    async def check(self, problems: list[str], seconds: float) -> Outcome:
-        """See `Rounds`."""
-        sent = sum(sender.total for _, sender in self._senders)
-        stored = {
-            isolation: await read_places(self.gateway.kafka, self.topic, self.numbering, isolation)
-            for isolation in ("read_committed", "read_uncommitted")
-        }
-        if stored["read_committed"] != stored["read_uncommitted"]:
-            problems.append("read_committed and read_uncommitted see different messages")
-        places = stored["read_uncommitted"]
-        lost = self.ledger.missing(places)
-        doubled = {qos: [n for n, at in places.items() if len(at) > 1 and self._qos(n) == qos] for qos in (1, 2)}
-        self._add_problem(problems, "acknowledged and not in Kafka", lost, places)
-        self._add_problem(problems, "of a QoS 2 sender and in Kafka more than once", doubled[2], places)
-        for qos, subscriber, arrivals in self._subscribers:
-            name = f"{type(subscriber).__name__} at QoS {qos}"
-            missing = [number for number in places if number not in arrivals.counts]
-            self._add_problem(problems, f"not delivered to {name}", missing, places)
-            twice = [n for n, count in arrivals.counts.items() if count > 1 and qos == 2 and self._qos(n) == 2]
-            self._add_problem(problems, f"delivered more than once to {name}", twice, places)
-            if arrivals.reordered:
-                problems.append(f"{name}: {arrivals.reordered} messages out of order")
-            if arrivals.foreign:
-                problems.append(f"{name}: {arrivals.foreign} messages of another origin")
-        reconnects = sum(client.connects - 1 for client in self.clients())
-        return Outcome(
-            self.plan.kills, seconds, sent, self.ledger.total, len(lost), len(doubled[1]), len(doubled[2]),
-            reconnects, problems,
-        )  # fmt: skip
-
-    def _qos(self, number: Number) -> int:
-        return self._senders[number.sender][0]
-
-    def _add_problem(
-        self, problems: list[str], what: str, numbers: list[Number], places: dict[Number, list[str]]
-    ) -> None:
-        """Add one line for the problem, and the events of some of the messages."""
-        if not numbers:
-            return
-        problems.append(f"{len(numbers)} messages {what}")
-        for number in numbers[:SHOWN]:
-            sender = self._senders[number.sender][1]
-            history = ", ".join(
-                f"{event.at:.3f} {event.what} id {event.packet_id} connection {event.connection}"
-                for event in (sender.histories.get(number.sequence, ()) if isinstance(sender, KeptPublisher) else ())
+def _add_amqp(rounds: Rounds, plan: Plan) -> None:
+    address, name, topic = rounds.gateway.address("amqp"), rounds.numbering.run, rounds.topic
+    for sends in (KeptSender,) * plan.senders + (ProtonSender,):
+        number = len(rounds.senders)
+        rounds.senders.append(
+            sends(
+                address, f"{name}-sender-{number}", topic, key=f"sender-{number}",
+                payload=rounds.payload_of(number), on_accepted=rounds.acknowledged_to(number), window=plan.window,
             )
-            problems.append(f"  sender {number.sender} message {number.sequence}: {places.get(number, [])}; {history}")
+        )  # fmt: skip
+    named, shared = f"{topic}/group.id/{name}-named", ("shared", "global", "topic")
+    for group, receives, container, link, source, durable, capabilities in (
+        (topic, KeptReceiver, "queue-1", "q", topic, False, ("queue",)),
+        (topic, ProtonReceiver, "queue-2", "q", f"queue://{topic}", False, ()),
+        (f"{name}-named", KeptReceiver, "named-1", "n", named, False, ()),
+        (f"{name}-named", KeptReceiver, "named-2", "n", named, False, ()),
+        (f"{name}-durable:d", KeptReceiver, "durable", "d", topic, True, ("topic",)),
+        (f"{name}-shared", KeptReceiver, "shared-1", f"{name}-shared|1", topic, True, shared),
+        (f"{name}-shared", KeptReceiver, "shared-2", f"{name}-shared|2", topic, True, shared),
+    ):
+        book = rounds.group(group)
+        receiver = receives(
+            address, f"{name}-{container}", link, source, on_delivery=book.take, on_accept=book.accepted,
+            generation=lambda: len(rounds.kills), durable=durable, capabilities=capabilities,
+        )  # fmt: skip
+        rounds.receivers.append(receiver)
+        rounds.started.append(receiver.attached)
+
+
+SCENARIOS = (
+    Scenario("kills", "kill the gateway under load; no acknowledged message may be lost", Plan(), run, lines=False),
+)

@@ -1,47 +1,66 @@
-"""Scenario `memory`: measures the gateway's resident memory per idle connection and per offline session.
+"""The memory and the CPU of clients that do nothing: idle connections of each kind, and offline sessions.
 
 An offline session must only cost its record, however many messages it has missed: the log is its queue. Some sessions
-reconnect at the end and must get every message in order.
+come back at the end and must get every message in order. `idle` grows the number of silent MQTT clients tenfold at a
+time; each has its own subscription and pings according to its Keep Alive.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import resource
-import struct
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, cast
+from collections.abc import Awaitable, Iterable
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple
 
-from loadtest.beside import in_turn
+import aiohttp
+
+from loadtest.beside import beside, in_turn
+from loadtest.clients import amqp_wire
+from loadtest.clients.amqp_wire import GREETING, SASL_OUTCOME, attach_receiver, attach_sender
+from loadtest.clients.crowd.opening import Opening, Step, opened
 from loadtest.clients.joining import join
-from loadtest.clients.mqtt import Publisher, publishes
-from loadtest.clients.mqtt_wire import Splitter, connect_packet, read_varint, subscribe_packet
+from loadtest.clients.kept.mqtt import EXPIRY_S, KeptSubscriber
+from loadtest.clients.mqtt import Publisher, Subscriber, publishes
+from loadtest.clients.mqtt_wire import connect_packet, subscribe_packet
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic
-from loadtest.gateway import process_resident
+from loadtest.engine.command import Scenario
+from loadtest.engine.stand import Stand
+from loadtest.engine.waiting import until
+from loadtest.gateway import GatewayProcess, loop_cpu, process_cpu, process_resident
 from loadtest.numbering import Numbering
-from loadtest.verify import Arrivals
+from loadtest.verify import Arrivals, Ledger
 
-WARM_UP: Final = 1000  # sessions before the first measurement
-EXPIRY_S: Final = 3600
-STEP_S: Final = 60.0  # timeout of one connection's step
-FILES: Final = 65_536
+SETTINGS: Final = {"TRIVIUM_AMQP__IDLE_TIMEOUT_S": "1800"}
+"""The gateway's settings: the connections are silent while they are measured."""
+CONNACK, SUBACK = 0x20, 0x90
+DISCONNECT: Final = b"\xe0\x00"
+LIMIT_S: Final = 120.0
+AT_ONCE: Final = 50
+RETURNING_AT_ONCE: Final = 50
 
 
 class Crowd(NamedTuple):
     """Parameters.
 
     Attributes:
-        connections: idle ones.
-        sessions: offline ones.
+        protocol: of the connections.
+        connections: idle ones of each kind.
+        warm_up: connections of each kind, and sessions, before the first measurement.
+        sessions: offline ones, MQTT only.
         backlog: messages queued for each session.
         returning: sessions that reconnect to get them.
         payload: bytes.
         settle: seconds before each measurement.
     """
 
-    connections: int = 10_000
+    protocol: Literal["mqtt", "amqp"] = "mqtt"
+    connections: int = 2_000
+    warm_up: int = 300
     sessions: int = 10_000
     backlog: int = 1_000
     returning: int = 300
@@ -49,252 +68,279 @@ class Crowd(NamedTuple):
     settle: float = 2.0
 
 
-class Weight(NamedTuple):
-    """The result, in bytes per connection or session."""
+class Kind(NamedTuple):
+    """A kind of idle connection."""
 
-    per_connection: float
-    per_session: float  # when it is offline
-    per_session_with_backlog: float
-    per_session_after_returns: float
-    session_seconds: float
-    publish_seconds: float
-    return_seconds: float
-    returned: int
-    problems: list[str]
-
-    def row(self, crowd: Crowd) -> dict[str, float | int]:
-        """Return the columns of a report."""
-        return {
-            **crowd._asdict(),
-            "bytes per idle connection": round(self.per_connection),
-            "bytes per offline session": round(self.per_session),
-            "with its backlog": round(self.per_session_with_backlog),
-            "after some returned": round(self.per_session_after_returns),
-            "sessions made per second": round(crowd.sessions / self.session_seconds),
-            "published in s": round(self.publish_seconds, 1),
-            "returned": self.returned,
-            "messages to them per second": round(self.returned * crowd.backlog / self.return_seconds),
-            "problems": len(self.problems),
-        }
+    name: str
+    link: Literal["sender", "receiver"] | None = None  # AMQP only
+    websocket: bool = False
 
 
-class Step(asyncio.Protocol):
-    """Writes its bytes and waits for packets with the first bytes `wanted` in order; then writes `closing`."""
-
-    def __init__(self, data: bytes, wanted: Sequence[int], closing: bytes = b"") -> None:
-        self._data = data
-        self._wanted = list(wanted)
-        self._closing = closing
-        self._splitter = Splitter()
-        self.transport: asyncio.Transport | None = None
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Write the data."""
-        self.transport = cast("asyncio.Transport", transport)
-        self.transport.write(self._data)
-
-    def data_received(self, data: bytes) -> None:
-        """Handle packets."""
-        for first, body in self._splitter.feed(data):
-            if not self._wanted or first != self._wanted[0] or (first == 0x20 and body[1]):
-                self._end(ConnectionAbortedError(f"packet 0x{first:02x} {body.hex()}"))
-                return
-            self._wanted.pop(0)
-        if not self._wanted and self._closing and self.transport is not None:
-            self.transport.write(self._closing)  # the server then closes
-        elif not self._wanted:
-            self._end(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Finish, successfully or not."""
-        self._end(exc or (ConnectionResetError("closed too early") if self._wanted else None))
-
-    def _end(self, error: Exception | None) -> None:
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
+KINDS: Final = {
+    "mqtt": (Kind("connection"), Kind("connection, WebSocket", websocket=True)),
+    "amqp": (
+        Kind("session alone"),
+        Kind("session and sender", "sender"),
+        Kind("session and receiver", "receiver"),
+        Kind("session and sender, WebSocket", "sender", websocket=True),
+    ),
+}
 
 
-class Returning(asyncio.Protocol):
-    """Resumes its session and receives the backlog, acknowledging QoS 1 immediately.
-
-    Attributes:
-        arrivals: the received messages.
-        present: CONNACK's Session Present.
-    """
-
-    def __init__(self, client_id: str, numbering: Numbering, expected: int) -> None:
-        self._client_id = client_id
-        self._expected = expected
-        self._splitter = Splitter()
-        self._transport: asyncio.Transport | None = None
-        self.present: bool | None = None
-        self.arrivals = Arrivals(numbering)
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send CONNECT without Clean Start."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(
-            connect_packet(self._client_id, clean_start=False, session_expiry_s=EXPIRY_S, keep_alive_s=0)
-        )
-
-    def data_received(self, data: bytes) -> None:
-        """Handle CONNACK and PUBLISH."""
-        acks = bytearray()
-        for first, body in self._splitter.feed(data):
-            if first == 0x20:
-                self.present = bool(body[0])
-            elif first & 0xF0 == 0x30:
-                at = 2 + struct.unpack_from(">H", body)[0]
-                acks += b"\x40\2" + body[at : at + 2]
-                length, at = read_varint(body, at + 2)
-                self.arrivals.take(body[at + length :])
-        if acks and self._transport is not None:
-            self._transport.write(bytes(acks))
-        if self.arrivals.total >= self._expected and not self.done.done():
-            self.done.set_result(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail `done`, if it is pending."""
-        if not self.done.done():
-            self.done.set_exception(exc or ConnectionResetError("closed too early"))
-
-    def close(self) -> None:
-        """Disconnect; the session is kept."""
-        if self._transport is not None:
-            self._transport.write(b"\xe0\x00")
-            self._transport.close()
+def steps(protocol: str, kind: Kind, name: str, topic: str) -> list[Step]:
+    """Return the handshake of an idle connection."""
+    if protocol == "mqtt":
+        return [Step(connect_packet(name, keep_alive_s=600), [CONNACK])]
+    attach = {"sender": attach_sender("idle", name, topic), "receiver": attach_receiver("idle", name, topic)}
+    asked = [amqp_wire.BEGIN, *([amqp_wire.ATTACH] if kind.link else [])]
+    opening = Step(amqp_wire.opening(name) + (attach[kind.link] if kind.link else b""), asked)
+    granted = [Step(amqp_wire.credit(0, 0, 100))] if kind.link == "receiver" else []
+    return [Step(GREETING, [SASL_OUTCOME]), opening, *granted]
 
 
-def allow_files() -> None:
-    """Raise the limit of open files of this process and its children."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+async def memory(stand: Stand, plan: Crowd) -> None:
+    """Weigh idle connections, then sessions."""
+    run = Numbering().run
+    topic = f"memory-{run}"
+    made: list[Opening] = []
+    async with stand.gateway(SETTINGS) as gateway:
+        await create_topic(gateway.kafka, topic)
+
+        async def connect(kind: Kind, number: int) -> None:
+            told = steps(plan.protocol, kind, f"{run}-{kind.name}-{number}", topic)
+            address = gateway.address("http" if kind.websocket else plan.protocol)
+            made.append(await opened(Opening(plan.protocol, told, websocket=kind.websocket), address))
+
+        kinds = KINDS[plan.protocol]
+        for kind in kinds:  # all stay open, so that none reuses the freed memory of another
+            await in_turn(range(plan.warm_up), partial(connect, kind), AT_ONCE)
+        for kind in kinds:
+            numbers = range(plan.warm_up, plan.warm_up + plan.connections)
+            await _weigh(
+                stand, gateway, plan.settle, (kind.name, plan.connections), in_turn(numbers, partial(connect, kind))
+            )
+        for one in made:
+            one.drop()
+        if plan.protocol == "mqtt":
+            await _sessions(stand, gateway, plan)
 
 
-class Scales(NamedTuple):
-    """The gateway to measure: its address, process id, and Kafka's address."""
+async def _weigh(
+    stand: Stand, gateway: GatewayProcess, settle_s: float, what: tuple[str, int], work: Awaitable[Any], *,
+    since: int | None = None,
+) -> int:  # fmt: skip
+    """Add a row with the bytes that each of so many costs, from now or from `since` on; return those from before."""
+    name, count = what
+    await asyncio.sleep(settle_s)
+    before = process_resident(gateway.pid) if since is None else since
+    began = time.monotonic()
+    await work
+    took = time.monotonic() - began
+    await asyncio.sleep(settle_s)
+    each = (process_resident(gateway.pid) - before) / max(1, count)
+    stand.row(**{"": name, "count": count, "bytes each": round(each), "seconds": round(took, 1)})
+    return before
 
-    address: tuple[str, int]
-    pid: int
-    kafka: str
 
-
-async def weigh(gateway: Scales, crowd: Crowd, say: Callable[[str], None]) -> Weight:
-    """Measure a gateway that was started after `allow_files`."""
-    problems: list[str] = []
-    numbering = Numbering()
-    topic = f"memory-{numbering.run}"
+async def _sessions(stand: Stand, gateway: GatewayProcess, plan: Crowd) -> None:
+    """Weigh offline sessions, without and with a backlog, and let some return."""
+    numbering, ledger, address = Numbering(), Ledger(), gateway.address("mqtt")
+    topic = f"sessions-{numbering.run}"
     await create_topic(gateway.kafka, topic)
-    await _sessions(gateway, numbering, f"{topic}/#", range(min(WARM_UP, crowd.sessions)), "warm-up")
-    per_connection = await _connections(gateway, crowd, numbering)
-    say(f"{per_connection:.0f} bytes per idle connection")
-
-    before = await _settled(gateway, crowd)
-    began = time.monotonic()
-    await _sessions(gateway, numbering, f"{topic}/#", range(crowd.sessions), "session")
-    session_seconds = time.monotonic() - began
-    empty = await _settled(gateway, crowd)
-    say(f"{crowd.sessions / session_seconds:.0f} sessions/s, {(empty - before) / crowd.sessions:.0f} bytes each")
-
-    began = time.monotonic()
-    await _publish(gateway, topic, numbering, crowd)
-    publish_seconds = time.monotonic() - began
-    full = await _settled(gateway, crowd)
-    say(f"with a backlog of {crowd.backlog}: {(full - before) / crowd.sessions:.0f} bytes each")
-
-    began = time.monotonic()
-    returned = await _return(gateway, numbering, crowd, problems)
-    return_seconds = time.monotonic() - began
-    after = await _settled(gateway, crowd)
-    sessions = crowd.sessions
-    return Weight(
-        per_connection, (empty - before) / sessions, (full - before) / sessions, (after - before) / sessions,
-        session_seconds, publish_seconds, return_seconds, returned, problems,
-    )  # fmt: skip
-
-
-async def _settled(gateway: Scales, crowd: Crowd) -> int:
-    await asyncio.sleep(crowd.settle)
-    return process_resident(gateway.pid)
-
-
-async def _connections(gateway: Scales, crowd: Crowd, numbering: Numbering) -> float:
-    before = await _settled(gateway, crowd)
-    steps: list[Step] = []
-
-    async def connect(number: int) -> None:
-        data = connect_packet(f"{numbering.run}-idle-{number}", keep_alive_s=600)
-        steps.append(await _step(gateway, Step(data, [0x20])))
-
-    await in_turn(range(crowd.connections), connect)
-    weight = (await _settled(gateway, crowd) - before) / max(1, crowd.connections)
-    for step in steps:
-        assert step.transport is not None
-        step.transport.abort()
-    return weight
-
-
-async def _sessions(
-    gateway: Scales, numbering: Numbering, topic_filter: str, numbers: Sequence[int], kind: str
-) -> None:
-    """Create sessions and leave them."""
+    books = [Arrivals(numbering) for _ in range(min(plan.returning, plan.sessions))]
+    kept = [
+        KeptSubscriber(
+            address, f"{topic}-kept-{number}", f"{topic}/#", 1, lambda payload, _, book=book: book.take(payload)  # type: ignore[misc]
+        )
+        for number, book in enumerate(books)
+    ]  # fmt: skip
 
     async def make(number: int) -> None:
-        data = connect_packet(f"{numbering.run}-{kind}-{number}", session_expiry_s=EXPIRY_S)
-        data += subscribe_packet(1, [(topic_filter, 1)])
-        step = await _step(gateway, Step(data, [0x20, 0x90], b"\xe0\x00"))
-        assert step.transport is not None
-        step.transport.close()
+        data = connect_packet(f"{topic}-{number}", session_expiry_s=EXPIRY_S) + subscribe_packet(1, [(f"{topic}/#", 1)])
+        one = await opened(Opening("mqtt", [Step(data, [CONNACK, SUBACK]), Step(DISCONNECT)]), address)
+        if one.transport is not None:
+            one.transport.close()
 
-    await in_turn(numbers, make)
+    async def leave() -> None:
+        await in_turn(range(len(kept), plan.sessions), make)
+        await in_turn(kept, lambda one: _served(one, one.subscribed.is_set))
+
+    async def publish() -> None:
+        payloads = [numbering.payload(0, sequence, plan.payload) for sequence in range(plan.backlog)]
+        packets = publishes(f"{topic}/news", payloads)
+        publisher = Publisher(f"{topic}-publisher", packets, Pace(50, None), ledger_of(ledger))
+        await publisher.join(address)
+        publisher.start()
+        await publisher.finished
+        publisher.close()
+
+    async def come_back() -> None:
+        both = zip(kept, books, strict=True)
+        await in_turn(both, lambda pair: _served(pair[0], lambda: pair[1].total >= plan.backlog), RETURNING_AT_ONCE)
+
+    await in_turn(range(-plan.warm_up, 0), make)
+    before = await _weigh(stand, gateway, plan.settle, ("offline session", plan.sessions), leave())
+    await _weigh(stand, gateway, plan.settle, ("with its backlog", plan.sessions), publish(), since=before)
+    await _weigh(stand, gateway, plan.settle, (f"after {len(kept)} returned", plan.sessions), come_back(), since=before)
+    for one, book in zip(kept, books, strict=True):
+        problems = [*one.faults, *book.verdict(ledger).problems(once=True)]
+        stand.problems += [f"{one.client_id}: {problem}" for problem in problems]
 
 
-async def _step(gateway: Scales, step: Step) -> Step:
-    async with asyncio.timeout(STEP_S):
-        await (await join(step, gateway.address)).done
-    return step
+def ledger_of(ledger: Ledger, sender: int = 0) -> Any:
+    """Return what records a sender's acknowledgements."""
+    return partial(ledger.acknowledge_run, sender)
 
 
-async def _publish(gateway: Scales, topic: str, numbering: Numbering, crowd: Crowd) -> None:
-    payloads = [numbering.payload(0, sequence, crowd.payload) for sequence in range(crowd.backlog)]
-    publisher = Publisher(f"{topic}-publisher", publishes(f"{topic}/news", payloads), Pace(50, None))
-    await publisher.join(gateway.address)
+async def _served(one: KeptSubscriber, is_done: Any) -> None:
+    """Run a client until a condition is true, then let it leave; its session is kept."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one.run())
+        try:
+            await until(is_done, f"{one.client_id} is served", LIMIT_S)
+        finally:
+            one.stop()
+
+
+class Silence(NamedTuple):
+    """Parameters of the largest size and of the measurements.
+
+    Attributes:
+        connections: the largest size; each size is ten times the one before, starting with `least`.
+        least: the first size.
+        at_once: connections opened at the same time.
+        keep_alive: seconds; each client pings once in it.
+        watch: seconds of silence in which CPU is measured.
+        messages: to one client, at QoS 1, 100 in flight.
+        settle: pause in seconds before memory is measured.
+    """
+
+    connections: int = 50_000
+    least: int = 1_000
+    at_once: int = 200
+    keep_alive: int = 60
+    watch: float = 20.0
+    messages: int = 20_000
+    settle: float = 3.0
+
+    def sizes(self) -> Iterable[int]:
+        """Return the sizes in ascending order, as far as the open files of this process and the gateway allow."""
+        most = min(self.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES)
+        size = min(self.least, most)
+        while size < most:
+            yield size
+            size *= 10
+        yield most
+
+
+ADDRESS_PORTS: Final = 1_000  # connections per local address: finding a port is slow when many are used
+SPARE_FILES: Final = 500  # for the gateway's connections to Kafka, listeners and reserve
+SCRAPES: Final = 5
+TICK_S: Final = 0.02
+GOLDEN: Final = 0.618034  # its multiples, modulo 1, are spread evenly however many there are
+PINGREQ: Final = b"\xc0\x00"
+
+
+class Idle:
+    """Silent clients by number, and when each has to ping."""
+
+    def __init__(self, gateway: GatewayProcess, topic: str, plan: Silence) -> None:
+        self.clients: list[Opening] = []
+        self._gateway, self._topic, self._plan = gateway, topic, plan
+        self._pings: list[tuple[float, int]] = []  # a heap
+
+    async def connect(self, number: int) -> None:
+        """Connect one with its own subscription."""
+        data = connect_packet(f"{self._topic}-{number}", keep_alive_s=self._plan.keep_alive)
+        data += subscribe_packet(1, [(f"{self._topic}/{number}", 1)])
+        place = (f"127.0.1.{number // ADDRESS_PORTS}", 0)
+        one = Opening("mqtt", [Step(data, [CONNACK, SUBACK])])
+        await opened(one, self._gateway.address("mqtt"), local_addr=place)
+        first = time.perf_counter() + number * GOLDEN % 1 * self._plan.keep_alive  # at a steady rate at every size
+        heapq.heappush(self._pings, (first, len(self.clients)))
+        self.clients.append(one)
+
+    async def ping(self) -> None:
+        """Ping for each client once per Keep Alive, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.perf_counter()
+            while self._pings and self._pings[0][0] <= now:
+                due, number = self._pings[0]
+                heapq.heapreplace(self._pings, (due + self._plan.keep_alive, number))
+                self.clients[number].write(PINGREQ)
+
+
+async def idle(stand: Stand, plan: Silence) -> None:
+    """Measure memory, idle CPU, the metrics and one client's messages at every size."""
+    async with stand.gateway() as gateway:
+        pid, topic = gateway.pid, f"idle-{Numbering().run}"
+        await create_topic(gateway.kafka, topic)
+        crowd = Idle(gateway, topic, plan)
+        await _publish(gateway, topic, plan.messages)  # warm up
+        await asyncio.sleep(plan.settle)
+        empty = process_resident(pid)
+        async with beside(crowd.ping()):
+            for size in plan.sizes():
+                before, began, used = len(crowd.clients), time.perf_counter(), process_cpu(pid)
+                await in_turn(range(before, size), crowd.connect, plan.at_once)
+                count, took, used = size - before, time.perf_counter() - began, process_cpu(pid) - used
+                await asyncio.sleep(plan.settle)
+                each, quiet, began = (process_resident(pid) - empty) / size, loop_cpu(pid), time.perf_counter()
+                await asyncio.sleep(plan.watch)
+                quiet = (loop_cpu(pid) - quiet) / (time.perf_counter() - began)
+                gone = sum(one.transport is None for one in crowd.clients)
+                stand.check(not gone, f"{gone} connections were lost")
+                stand.row(**{
+                    "connections": size, "connects per second": round(count / took),
+                    "cpu us of each": round(used / count * 1e6), "idle cpu %": round(quiet * 100, 2),
+                    "bytes each": round(each), **await _scrape(gateway),
+                    **await _publish(gateway, topic, plan.messages),
+                    "gone": gone,
+                })  # fmt: skip
+        for one in crowd.clients:
+            one.drop()
+
+
+async def _scrape(gateway: GatewayProcess) -> dict[str, Any]:
+    took, size = [], 0
+    async with aiohttp.ClientSession() as http:
+        for _ in range(SCRAPES):
+            began = time.perf_counter()
+            async with http.get(f"http://{gateway.addresses['management']}/metrics") as answer:
+                size = len(await answer.read())
+            took.append(time.perf_counter() - began)
+    return {"/metrics ms": round(statistics.median(took) * 1000, 1), "its KiB": round(size / 1024)}
+
+
+async def _publish(gateway: GatewayProcess, topic: str, messages: int) -> dict[str, Any]:
+    """Measure the cost of messages from one publisher to one client."""
+    came, address = 0, gateway.address("mqtt")
+
+    def take(_: bytes) -> None:
+        nonlocal came
+        came += 1
+
+    reader = await join(Subscriber(f"{topic}-reader", f"{topic}/one", 1, take), address)
+    await reader.subscribed
+    packets = publishes(f"{topic}/one", [b"%0100d" % one for one in range(messages)])
+    publisher = Publisher(f"{topic}-publisher", packets, Pace(100, None))
+    await publisher.join(address)
+    used, began = process_cpu(gateway.pid), time.perf_counter()
     publisher.start()
     await publisher.finished
+    await until(lambda: came >= messages, "its messages", LIMIT_S)
+    used, took = process_cpu(gateway.pid) - used, time.perf_counter() - began
     publisher.close()
+    reader.close()
+    return {
+        "cpu us/msg": round(used / messages * 1e6, 1),
+        "messages per second": round(messages / took),
+        "PUBACK p99 ms": publisher.latencies.milliseconds(99),
+    }
 
 
-async def _return(gateway: Scales, numbering: Numbering, crowd: Crowd, problems: list[str]) -> int:
-    """Resume some sessions together in groups; return how many got everything."""
-    good = 0
-
-    async def reconnect(number: int) -> None:
-        nonlocal good
-        name = f"{numbering.run}-session-{number}"
-        client = await join(Returning(name, numbering, crowd.backlog), gateway.address)
-        try:
-            async with asyncio.timeout(STEP_S):
-                await client.done
-        except (TimeoutError, ConnectionError) as error:
-            problems.append(f"{name}: {type(error).__name__} after {client.arrivals.total} messages")
-        arrivals = client.arrivals
-        if not client.present:
-            problems.append(f"{name}: session present is {client.present}")
-        elif (arrivals.total, arrivals.duplicated, arrivals.reordered) != (crowd.backlog, 0, 0):
-            problems.append(
-                f"{name}: {arrivals.total} messages, {arrivals.duplicated} again, {arrivals.reordered} out of order"
-            )
-        else:
-            good += 1
-        client.close()
-
-    step = max(1, crowd.sessions // max(1, crowd.returning))
-    await in_turn(range(0, step * crowd.returning, step), reconnect)
-    return good
+SCENARIOS = (
+    Scenario("memory", "measure the memory of idle connections and of offline sessions", Crowd(), memory),
+    Scenario("idle", "measure the cost of silent MQTT clients as their number grows", Silence(), idle, pins=True),
+)

@@ -1,4 +1,4 @@
-"""Scenario `audit`: a million records, and a gateway that reports one more acknowledged record than exists.
+"""A million records, and a gateway that reports one more acknowledged record than exists.
 
 The audit must name its topic, partition and minute, and nothing else: no transaction marker, no aborted record, and no
 record of another writer.
@@ -17,6 +17,8 @@ from typing import Any, Final, NamedTuple
 from aiohttp import web
 from aiokafka import AIOKafkaProducer
 
+from loadtest.engine.command import Scenario
+from loadtest.engine.stand import Stand
 from loadtest.gateway import children_cpu
 from loadtest.spark.readings import make_topics
 from loadtest.start import start_process
@@ -36,11 +38,11 @@ run = {{ bootstrap_servers = "{bootstrap}" }}
 
 
 class Plan(NamedTuple):
-    """Parameters."""
+    """Parameters: how many records, in how many minutes of their time; the seed chooses the lost one."""
 
-    records: int
-    minutes: int
-    seed: int
+    records: int = 1_000_000
+    minutes: int = 10
+    seed: int = 0
 
 
 class Figures:
@@ -66,8 +68,9 @@ class Figures:
         return web.Response(text="\n".join([*lines, ""]))
 
 
-async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
-    """Store, audit, compare; 0 if exactly the missing record was found."""
+async def run(stand: Stand, plan: Plan) -> None:
+    """Store, audit, compare: exactly the missing record must be found."""
+    bootstrap, directory = await stand.kafka(), stand.directory
     rng = random.Random(plan.seed)
     topics = await make_topics(bootstrap, PARTITIONS)
     figures = Figures(topics.source)
@@ -98,23 +101,19 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
             before = children_cpu()
             code = await _look(file)
             cpu += children_cpu() - before
-            if code != (minute == lost[0]):
-                print(f"minute {minute}: the audit ended with {code}")
-                return 1
+            stand.check(code == (minute == lost[0]), f"minute {minute}: the audit ended with {code}")
     await runner.cleanup()
     await asyncio.sleep(1)  # Kafka acknowledges a commit before readers see it
     found = [json.loads(record.value) async for record in stored(bootstrap, topics.target, "read_committed")]
     bad = [one for one in found if one["verdict"] != "whole"]
     total = sum(one["stored"] for one in found)
-    print(
-        f"{total:,} records in {plan.minutes} minutes and {PARTITIONS} partitions, one more acknowledged: "
-        f"{time.monotonic() - began:.0f} s, {total / cpu:,.0f} records per CPU second of the audit, its starts included"
-    )
-    for one in bad:
-        print(f"{one['verdict']}: {one['missing']} of {one['topic']}-{one['partition']}, {', '.join(one['minutes'])}")
+    stand.row(
+        records=total, minutes=plan.minutes, partitions=PARTITIONS, s=round(time.monotonic() - began),
+        **{"records per CPU second, starts included": round(total / cpu)},
+    )  # fmt: skip
     lost_at = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(BEGIN_MS / 1000 + 60 * lost[0]))
     right = [(one["topic"], one["partition"], list(one["minutes"]), one["missing"]) for one in bad]
-    return 0 if right == [(topics.source, lost[1], [lost_at], 1)] else 1
+    stand.check(right == [(topics.source, lost[1], [lost_at], 1)], f"the audit found {right}")
 
 
 async def _minute(producer: AIOKafkaProducer, topic: str, figures: Figures, count: int, at: int) -> None:
@@ -151,3 +150,6 @@ async def _look(file: Path) -> int:
     argv = [sys.executable, "-m", "gateway", "spark", "run", str(file), "--once"]
     process = await start_process(*argv, stdout=asyncio.subprocess.DEVNULL)
     return await process.wait()
+
+
+SCENARIOS = (Scenario("audit", "hide one record of a million", Plan(), run),)

@@ -1,4 +1,4 @@
-"""Scenario `behind`: a slow job with a long backlog, beside a client of the gateway and one of Kafka.
+"""A slow job with a long backlog, beside a client of the gateway and one of Kafka.
 
 The job must shorten its batches on its own, and neither client may be affected.
 """
@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
 from loadtest.beside import beside
+from loadtest.clients.crowd.single import SinglePublisher
 from loadtest.clients.joining import join
 from loadtest.clients.pace import at_rate
-from loadtest.clients.single import SinglePublisher
+from loadtest.engine.command import Scenario
+from loadtest.engine.stand import Stand
 from loadtest.gateway import GatewayProcess
 from loadtest.report import Latencies
 from loadtest.spark.filling import fill, in_turn
@@ -52,12 +53,19 @@ def transform(readings):
 
 
 class Plan(NamedTuple):
-    """Parameters."""
+    """Parameters.
 
-    readings: int
-    most: int  # the most records of a batch
-    rate: int
-    seconds: float
+    Attributes:
+        readings: of the backlog.
+        most: the most records of a batch.
+        rate: messages per second of each client.
+        seconds: of the clients without the job.
+    """
+
+    readings: int = 400_000
+    most: int = 40_000
+    rate: int = 100
+    seconds: float = 20.0
 
 
 class Seen(NamedTuple):
@@ -81,13 +89,14 @@ class Seen(NamedTuple):
         )
 
 
-async def run(bootstrap: str, directory: Path, plan: Plan, gateway: GatewayProcess | None) -> int:
-    """Measure alone and beside the job; 0 if its batches became short, and no client was affected."""
-    own = None if gateway else GatewayProcess(directory, bootstrap)
-    if own is not None:
-        await own.start()
-    served = own or gateway
-    assert served is not None
+async def run(stand: Stand, plan: Plan) -> None:
+    """Measure alone and beside the job: its batches must become short, and no client be affected."""
+    async with stand.gateway() as gateway:
+        await _run(stand, plan, gateway)
+
+
+async def _run(stand: Stand, plan: Plan, gateway: GatewayProcess) -> None:
+    bootstrap, directory = gateway.kafka, stand.directory
     topics, beside_it = await make_topics(bootstrap), await make_topics(bootstrap)
     await fill(bootstrap, topics.source, 3, in_turn(plan.readings, SENSORS, 20))
     file = directory / "slow.py"
@@ -97,25 +106,21 @@ async def run(bootstrap: str, directory: Path, plan: Plan, gateway: GatewayProce
             checkpoint=directory / "checkpoint", most=plan.most,
         )
     )  # fmt: skip
-    mqtt = served.address("mqtt")
-    try:
-        async with Job(bootstrap, topics, directory, file=file, quick_start=False) as job:
-            alone = await _measured(bootstrap, mqtt, beside_it, plan.rate, asyncio.sleep(plan.seconds))
-            print(f"alone: {alone}", flush=True)
-            await job.start()
-            await job.wait_until(lambda: len(job.batches()) > 0, DONE_S)
-            with_it = await _measured(
-                bootstrap, mqtt, beside_it, plan.rate, job.wait_until(lambda: _short(job), DONE_S)
-            )
-            print(f"beside the job: {with_it}", flush=True)
-            resident, left = job.most_resident(), plan.readings - job.rows()
-            code = await job.stop()
-    finally:
-        if own is not None:
-            await own.stop()
-    batches = ", ".join(f"{line['rows']:,} in {line['duration_ms'] / 1000:.0f} s" for line in job.batches())
-    print(f"batches: {batches}; {left:,} records were left; JVM {resident >> 20:,} MiB at most")
-    return 0 if not with_it.harmed(alone) and left > 0 and code == 0 else 1
+    mqtt = gateway.address("mqtt")
+    async with Job(bootstrap, topics, directory, file=file, quick_start=False) as job:
+        alone = await _measured(bootstrap, mqtt, beside_it, plan.rate, asyncio.sleep(plan.seconds))
+        stand.row(**{"": "alone", "clients": str(alone)})
+        await job.start()
+        await job.wait_until(lambda: len(job.batches()) > 0, DONE_S)
+        with_it = await _measured(bootstrap, mqtt, beside_it, plan.rate, job.wait_until(lambda: _short(job), DONE_S))
+        left = plan.readings - job.rows()
+        stand.row(**{
+            "": "beside the job", "clients": str(with_it), "left": left, "JVM MiB": job.most_resident() >> 20,
+            "batches": ", ".join(f"{line['rows']:,} in {line['duration_ms'] / 1000:.0f} s" for line in job.batches()),
+        })  # fmt: skip
+        code = await job.stop()
+    stand.check(not with_it.harmed(alone), f"the clients: {alone} alone, {with_it} beside the job")
+    stand.check(left > 0 and code == 0, f"{left} records were left, exit code {code}")
 
 
 def _short(job: Job) -> bool:
@@ -149,3 +154,6 @@ async def _produce(producer: AIOKafkaProducer, topic: str, latencies: Latencies,
         await producer.send_and_wait(topic, b"{}")
         latencies.record(time.perf_counter() - began)
         await asyncio.sleep(1 / rate)
+
+
+SCENARIOS = (Scenario("behind", "let a job fall far behind, beside a client of the gateway", Plan(), run),)

@@ -1,4 +1,4 @@
-"""Scenario `cluster`: a standalone cluster, a job by `trivium spark submit`, and a worker killed in mid-stream.
+"""A standalone cluster, a job by `trivium spark submit`, and a worker killed in mid-stream.
 
 A master and two workers run from pyspark's distribution. While readings arrive, one worker is killed with its executor,
 and another worker replaces it later. In the end no window may be missing or wrong.
@@ -14,11 +14,14 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
 from loadtest.beside import beside
 from loadtest.clients.pace import at_rate
+from loadtest.engine.command import Scenario
+from loadtest.engine.stand import Stand
 from loadtest.ports import free_port
 from loadtest.spark.job import Job
 from loadtest.spark.readings import Sender, make_topics, settled
@@ -86,8 +89,16 @@ class Cluster:
             await self.kill(process)
 
 
-async def run(bootstrap: str, directory: Path, rate: int, trigger: str) -> int:
-    """Submit, kill a worker under load, add another, compare; 0 if nothing was violated."""
+class Plan(NamedTuple):
+    """Readings per second, and the job's trigger."""
+
+    rate: int = 200
+    trigger: Literal["micro-batch", "real-time"] = "micro-batch"
+
+
+async def run(stand: Stand, plan: Plan) -> None:
+    """Submit, kill a worker under load, add another, compare."""
+    bootstrap, directory, (rate, trigger) = await stand.kafka(), stand.directory, plan
     topics = await make_topics(bootstrap)
     cluster = Cluster(directory)
     real_time = ["--interval", "5s"] if trigger == "real-time" else []
@@ -102,7 +113,7 @@ async def run(bootstrap: str, directory: Path, rate: int, trigger: str) -> int:
         await cluster.start_worker()
         began = time.monotonic()
         await job.start()
-        print(f"submitted and ready after {time.monotonic() - began:.0f} s", flush=True)
+        stand.say(f"submitted and ready after {time.monotonic() - began:.0f} s")
         async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer:
             sender = Sender(producer, topics.source)
             async with beside(_send(sender, rate)):
@@ -112,7 +123,7 @@ async def run(bootstrap: str, directory: Path, rate: int, trigger: str) -> int:
                 await asyncio.sleep(FIRST_S)
                 before = job.rows()
                 await cluster.kill(first)
-                print(f"a worker and its executor killed after {before:,} readings", flush=True)
+                stand.say(f"a worker and its executor killed after {before:,} readings")
                 await asyncio.sleep(FIRST_S)
                 await cluster.start_worker()
                 await asyncio.sleep(FIRST_S)
@@ -121,8 +132,8 @@ async def run(bootstrap: str, directory: Path, rate: int, trigger: str) -> int:
         code = await job.stop()
     finally:
         await cluster.stop()
-    print(f"{trigger} on {cluster.master}: {job.rows():,} readings, exit code {code}: {verdict}")
-    return 0 if verdict.kept and code == 0 else 1
+    stand.row(trigger=trigger, readings=job.rows(), verdict=str(verdict))
+    stand.check(verdict.kept and code == 0, f"exit code {code}: {verdict}")
 
 
 async def _send(sender: Sender, rate: int) -> None:
@@ -134,3 +145,6 @@ async def _send(sender: Sender, rate: int) -> None:
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+SCENARIOS = (Scenario("cluster", "kill a worker of a standalone cluster under load", Plan(), run),)

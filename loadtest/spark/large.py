@@ -1,4 +1,4 @@
-"""Scenario `large`: archives large records with the job's default settings; every record must be there, once.
+"""Archives large records with the job's default settings; every record must be there, once.
 
 With `compressed` the log is far smaller than its records, so batches are not bounded by the log's bytes either.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
+from loadtest.engine.command import Scenario
+from loadtest.engine.stand import Stand
 from loadtest.spark.job import Job
 from loadtest.spark.lakes import FORMATS
 from loadtest.spark.readings import make_topics
@@ -27,18 +28,28 @@ LIMIT_S: Final = 600.0
 
 
 class Plan(NamedTuple):
-    """Parameters."""
+    """Parameters.
 
-    formats: tuple[str, ...]
-    records: int
-    size: int  # bytes of a value
-    compressed: bool
-    heap: str | None = None  # of Java; None: the default
+    Attributes:
+        format: only this one; repeatable.
+        records: number of records.
+        size: bytes of a value.
+        compressed: records that compress well.
+        heap: of Java; none: the default.
+        quick_start: whether Java starts quickly instead of running fast.
+    """
+
+    format: tuple[Literal["parquet", "delta", "iceberg"], ...] = ()
+    records: int = 4_000
+    size: int = 200_000
+    compressed: bool = False
+    heap: str | None = None
     quick_start: bool = False
 
 
-async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
-    """Fill a topic, and archive it in each format; 0 if every archive has every record once."""
+async def run(stand: Stand, plan: Plan) -> None:
+    """Fill a topic, and archive it in each format: every archive must have every record once."""
+    bootstrap, directory = await stand.kafka(), stand.directory
     topics = await make_topics(bootstrap, partitions=1)
     compression = "gzip" if plan.compressed else None
     rng = random.Random(plan.size)
@@ -47,8 +58,7 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     ) as producer:
         for _ in range(plan.records):
             await producer.send(topics.source, bytes(plan.size) if plan.compressed else rng.randbytes(plan.size))
-    kept = True
-    for name in plan.formats:
+    for name in plan.format or FORMATS:
         place = directory / name
         place.mkdir()
         lake = FORMATS[name](place)
@@ -64,11 +74,11 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
             seconds, memory = time.monotonic() - began, job.most_resident()
             code = await job.stop()
         found = await asyncio.to_thread(lake.read)
-        right = code == 0 and found.right and found.rows == plan.records
-        print(
-            f"{name}: {found.rows:,} rows of {plan.size:,} bytes, {found.distinct:,} distinct, in {len(job.batches())} "
-            f"batches and {len(lake.files())} files, {seconds:.0f} s, JVM at most {memory >> 20:,} MiB, exit {code}",
-            flush=True,
-        )
-        kept &= right
-    return 0 if kept else 1
+        stand.row(**{
+            "": name, "rows": found.rows, "bytes each": plan.size, "distinct": found.distinct,
+            "batches": len(job.batches()), "files": len(lake.files()), "s": round(seconds), "JVM MiB": memory >> 20,
+        })  # fmt: skip
+        stand.check(code == 0 and found.right and found.rows == plan.records, f"{name}: {found}, exit code {code}")
+
+
+SCENARIOS = (Scenario("large", "archive large records with the default settings", Plan(), run),)

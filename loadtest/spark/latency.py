@@ -1,4 +1,4 @@
-"""Scenario `latency`: sensor -> MQTT -> Kafka -> Spark -> Kafka -> MQTT subscriber, at a rate, with each trigger.
+"""From a sensor and back: sensor -> MQTT -> Kafka -> Spark -> Kafka -> MQTT subscriber, at a rate, with each trigger.
 
 Latency is from sending a reading to the arrival of the first result that contains it. Only readings after a warm-up
 count (Java compiles, caches fill), and every sensor's last reading must have arrived in the end. Real time pauses at
@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from loadtest.clients.crowd.single import SinglePublisher
 from loadtest.clients.joining import join
 from loadtest.clients.mqtt import Subscriber
-from loadtest.clients.single import SinglePublisher
+from loadtest.engine.command import Scenario
+from loadtest.engine.stand import Stand
 from loadtest.gateway import GatewayProcess
 from loadtest.report import Latencies
 from loadtest.spark.job import Job
@@ -28,16 +29,27 @@ CONNECT_S: Final = 60.0
 
 
 class Plan(NamedTuple):
-    """Parameters and limits."""
+    """Parameters and limits.
 
-    rate: int  # readings per second of all sensors
-    sensors: int
-    warm_up_s: float
-    seconds: float
-    triggers: tuple[str, ...]
-    interval: str | None  # interval of real-time checkpoints; None for the job's own
-    p50_ms: float  # limits in real time
-    p99_ms: float
+    Attributes:
+        rate: readings per second of all sensors.
+        sensors: number of sensors.
+        warm_up: seconds before measurements count.
+        seconds: measured; more than a real-time interval.
+        trigger: only this one; otherwise one after the other.
+        interval: of real-time checkpoints; none: the job's own.
+        p50: limit in ms for the median in real time.
+        p99: limit in ms for the 99th percentile in real time.
+    """
+
+    rate: int = 1_000
+    sensors: int = 1_000
+    warm_up: float = 60.0
+    seconds: float = 330.0
+    trigger: Literal["micro-batch", "real-time"] | None = None
+    interval: str | None = None
+    p50: float = 60.0
+    p99: float = 150.0
 
 
 class Tally:
@@ -71,21 +83,15 @@ class Tally:
         return sum(self._seen.get(sensor, 0) < sent for sensor, sent in self.last.items())
 
 
-async def run(bootstrap: str, directory: Path, plan: Plan, gateway: GatewayProcess | None) -> int:
-    """Measure each trigger; 0 if real time meets its limits, and nothing is missing."""
-    own = None if gateway else GatewayProcess(directory, bootstrap)
-    if own is not None:
-        await own.start()
-    try:
-        kept = [await _measure(bootstrap, directory, plan, trigger, own or gateway) for trigger in plan.triggers]
-    finally:
-        if own is not None:
-            await own.stop()
-    return 0 if all(kept) else 1
+async def run(stand: Stand, plan: Plan) -> None:
+    """Measure each trigger: real time must meet its limits, and nothing be missing."""
+    async with stand.gateway() as gateway:
+        for trigger in (plan.trigger,) if plan.trigger else ("real-time", "micro-batch"):
+            await _measure(stand, plan, trigger, gateway)
 
 
-async def _measure(bootstrap: str, directory: Path, plan: Plan, trigger: str, gateway: GatewayProcess | None) -> bool:
-    assert gateway is not None
+async def _measure(stand: Stand, plan: Plan, trigger: str, gateway: GatewayProcess) -> None:
+    bootstrap, directory = gateway.kafka, stand.directory
     topics = await make_topics(bootstrap)
     tally = Tally()
     place = directory / trigger
@@ -106,16 +112,17 @@ async def _measure(bootstrap: str, directory: Path, plan: Plan, trigger: str, ga
             sender.close()
         code = await job.stop()
     p50, p99, p999, longest = (tally.latencies.milliseconds(percent) for percent in (50, 99, 99.9, 100))
-    print(
-        f"{trigger}: {sent:,} readings of {plan.sensors:,} sensors at {sent / (plan.warm_up_s + plan.seconds):,.0f}/s, "
-        f"{tally.results:,} results; p50 {p50:.0f} ms, p99 {p99:.0f} ms, p99.9 {p999:.0f} ms, longest {longest:.0f} ms "
-        f"of {tally.latencies.count:,}; "
-        f"not acknowledged {refused}, sensors without their last result {tally.missing}; "
-        f"Spark {cpu_s / seconds:.2f} of a core",
-        flush=True,
+    stand.row(**{
+        "trigger": trigger, "readings": sent, "per second": round(sent / (plan.warm_up + plan.seconds)),
+        "results": tally.results, "p50 ms": p50, "p99 ms": p99, "p99.9 ms": p999, "longest ms": longest,
+        "not acknowledged": refused, "without their last result": tally.missing, "cores": round(cpu_s / seconds, 2),
+    })  # fmt: skip
+    fast = trigger != "real-time" or (p50 <= plan.p50 and p99 <= plan.p99)
+    stand.check(fast and tally.latencies.count > 0, f"{trigger}: p50 {p50:.0f} ms, p99 {p99:.0f} ms")
+    lost = tally.missing or refused or code
+    stand.check(
+        not lost, f"{trigger}: {tally.missing} sensors without their last result, {refused} refused, exit {code}"
     )
-    fast = trigger != "real-time" or (p50 <= plan.p50_ms and p99 <= plan.p99_ms)
-    return fast and tally.latencies.count > 0 and not tally.missing and not refused and code == 0
 
 
 async def _connect(
@@ -145,8 +152,8 @@ async def _settled(senders: list[SinglePublisher], tally: Tally) -> None:
 async def _send(senders: list[SinglePublisher], tally: Tally, topic: str, plan: Plan) -> int:
     """Send evenly at the plan's rate; return the number of readings."""
     sent, began, counts = 0, time.monotonic(), False
-    while (elapsed := time.monotonic() - began) < plan.warm_up_s + plan.seconds:
-        if not counts and elapsed >= plan.warm_up_s:
+    while (elapsed := time.monotonic() - began) < plan.warm_up + plan.seconds:
+        if not counts and elapsed >= plan.warm_up:
             counts = True
             tally.count_from_now()
         now = int(time.time() * 1000)
@@ -159,3 +166,6 @@ async def _send(senders: list[SinglePublisher], tally: Tally, topic: str, plan: 
             sent += 1
         await asyncio.sleep(TICK_S)
     return sent
+
+
+SCENARIOS = (Scenario("latency", "measure from an MQTT sensor through Spark to an MQTT subscriber", Plan(), run),)

@@ -1,4 +1,4 @@
-"""Scenario `replay`: dead letters are replayed twice while the job is killed repeatedly.
+"""Dead letters are replayed twice while the job is killed repeatedly.
 
 A read_committed consumer must see each record exactly once in its original topic, unchanged, and in order within its
 partition. The records of aborted transactions, which only a read_uncommitted consumer sees, are counted and printed.
@@ -20,6 +20,8 @@ from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
+from loadtest.engine.command import Scenario
+from loadtest.engine.stand import Stand
 from loadtest.gateway import children_cpu
 from loadtest.spark.readings import Topics, make_topics
 from loadtest.start import start_process
@@ -38,12 +40,19 @@ run = {{ bootstrap_servers = "{bootstrap}" }}
 
 
 class Plan(NamedTuple):
-    """Parameters of the scenario."""
+    """Parameters.
 
-    letters: int
-    kills: int
-    rate: int
-    seed: int
+    Attributes:
+        letters: dead letters.
+        kills: of the job.
+        rate: dead letters per second, while it is killed.
+        seed: of all random choices.
+    """
+
+    letters: int = 10_000
+    kills: int = 5
+    rate: int = 500
+    seed: int = 0
 
 
 class Origin(NamedTuple):
@@ -62,8 +71,9 @@ class Content(NamedTuple):
     timestamp: int
 
 
-async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
-    """Kill the job repeatedly, let it finish, replay again, and check; return 0 if all records are as they must be."""
+async def run(stand: Stand, plan: Plan) -> None:
+    """Kill the job repeatedly, let it finish, replay again, and check."""
+    bootstrap, directory = await stand.kafka(), stand.directory
     rng = random.Random(plan.seed)
     topics = await make_topics(bootstrap)
     letters = await _fill(bootstrap, topics, plan.letters)
@@ -72,23 +82,24 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     for kill in range(plan.kills):
         # With a rate limit the job mostly waits between two transactions; without one it is always within one.
         done = await _killed(file, plan.rate if kill % 2 else None, rng)
-        print(f"kill {kill + 1} of {plan.kills}: {done:,} records reported in this run", flush=True)
+        stand.say(f"kill {kill + 1} of {plan.kills}: {done:,} records reported in this run")
     began, before = time.monotonic(), children_cpu()
     first = await _finished(file)
     seconds, cpu = time.monotonic() - began, children_cpu() - before
     second = await _finished(file)
-    print(
-        f"the last run: {first['records']:,} records, {seconds:.1f} s, {cpu:.1f} CPU s; the next: {second['records']}"
-    )
     found, reordered, wrong = await _compare(bootstrap, topics.source, letters)
     everything = sum([1 async for record in stored(bootstrap, topics.source) if _replayed(record)])
     lost, double = len(letters.keys() - found.keys()), sum(count - 1 for count in found.values())
-    print(
-        f"{plan.kills} kills, {len(letters):,} letters, replayed twice: {lost} lost, {double} duplicates, {reordered} "
-        f"out of order, {wrong} changed; a read_uncommitted consumer sees {everything - found.total():,} more"
-    )
-    kept = lost == double == reordered == wrong == second["records"] == 0
-    return 0 if kept and found.total() == len(letters) else 1
+    bad = {
+        "lost": lost, "duplicates": double, "out of order": reordered, "changed": wrong,
+        "replayed twice": second["records"],
+    }  # fmt: skip
+    stand.row(**{
+        "kills": plan.kills, "letters": len(letters), **bad, "last run": first["records"], "s": round(seconds, 1),
+        "CPU s": round(cpu, 1), "more to read_uncommitted": everything - found.total(),
+    })  # fmt: skip
+    stand.problems += [f"{count} {what}" for what, count in bad.items() if count]
+    stand.check(found.total() == len(letters), f"{found.total()} of {len(letters)} letters")
 
 
 async def _fill(bootstrap: str, topics: Topics, count: int) -> dict[Origin, Content]:
@@ -169,3 +180,6 @@ async def _compare(bootstrap: str, topic: str, letters: dict[Origin, Content]) -
         same = letters.get(origin) == Content(record.key, record.value, own, record.timestamp)
         wrong += not (same and record.partition == origin.partition and headers["origin.topic"] == topic.encode())
     return found, reordered, wrong
+
+
+SCENARIOS = (Scenario("replay", "replay dead letters twice, with a job that is killed meanwhile", Plan(), run),)

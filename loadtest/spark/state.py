@@ -1,4 +1,4 @@
-"""Scenario `state`: keyed state in RocksDB for very many devices, with a stop, a kill and restarts.
+"""Keyed state in RocksDB for very many devices, with a stop, a kill and restarts.
 
 Prints the rows and bytes of state, the duration of micro-batches, the JVM's memory (which must stay within its heap
 plus what RocksDB may use, however large the state), and the time from a restart to the first micro-batch.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
+from loadtest.engine.command import Scenario
+from loadtest.engine.stand import Stand
 from loadtest.spark.filling import Reading, fill
 from loadtest.spark.job import Job
 from loadtest.spark.readings import Topics, make_topics
@@ -31,15 +32,22 @@ run = {{ checkpoint = "{checkpoint}", driver_memory = "{heap}" }}
 
 
 class Plan(NamedTuple):
-    """Parameters of the scenario."""
+    """Parameters.
 
-    devices: int
-    again: int
-    heap: str
+    Attributes:
+        devices: each has one row of state.
+        again: devices that send again after each restart.
+        heap: Java heap of the job.
+    """
+
+    devices: int = 1_000_000
+    again: int = 200_000
+    heap: str = "1g"
 
 
-async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
-    """Fill, restart after a stop and after a kill, check; return 0 if all devices are there and memory is bounded."""
+async def run(stand: Stand, plan: Plan) -> None:
+    """Fill, restart after a stop and after a kill: all devices must be there, and memory be bounded."""
+    bootstrap, directory = await stand.kafka(), stand.directory
     topics = await make_topics(bootstrap, PARTITIONS, compacted=True)
     file = directory / "state.toml"
     file.write_text(
@@ -62,11 +70,12 @@ async def run(bootstrap: str, directory: Path, plan: Plan) -> int:
     wrong = await _wrong(bootstrap, topics)
     on_disk = sum(path.stat().st_size for path in (directory / "checkpoint").rglob("*") if path.is_file())
     bounded = max(resident) <= _bytes(plan.heap) + BESIDE_HEAP
-    print(
-        f"{plan.devices:,} devices: {rows:,} rows of state, checkpoint {on_disk / MIB:,.0f} MiB, JVM "
-        f"{max(resident) / MIB:,.0f} MiB at most with a heap of {plan.heap}; {wrong:,} devices with a wrong last value"
-    )
-    return 0 if rows == plan.devices and bounded and wrong == code == 0 else 1
+    stand.row(**{
+        "devices": plan.devices, "rows of state": rows, "checkpoint MiB": on_disk // MIB,
+        "JVM MiB at most": max(resident) // MIB, "heap": plan.heap, "wrong devices": wrong,
+    })  # fmt: skip
+    stand.check(rows == plan.devices and not wrong, f"{rows} rows of state, {wrong} devices with a wrong last value")
+    stand.check(bounded and code == 0, f"exit code {code}, {max(resident) // MIB} MiB")
 
 
 async def _seen(job: Job, what: str) -> int:
@@ -112,3 +121,6 @@ async def _wrong(bootstrap: str, topics: Topics) -> int:
 
 def _bytes(heap: str) -> int:
     return int(heap[:-1]) << {"m": 20, "g": 30}[heap[-1]]
+
+
+SCENARIOS = (Scenario("state", "keep one row of state for each of very many devices, on disk", Plan(), run),)

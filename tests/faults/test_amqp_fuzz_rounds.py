@@ -7,25 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.clients.amqp_damage import damaged
-from loadtest.clients.amqp_record import cut
 from loadtest.clients.amqp_wire import GREETING, IDLE, attach_sender, opening
-from loadtest.gateway import GatewayProcess
-from loadtest.scenarios.fuzz import SETTINGS, Fuzz, Plan
+from loadtest.clients.hostile.amqp_damage import damaged
+from loadtest.clients.hostile.amqp_record import cut
+from loadtest.clients.hostile.storms import Fuzz
+from loadtest.engine.stand import Stand
+from loadtest.scenarios.hostile import fuzz
 
 
 @pytest.mark.timeout(400)
 async def test_damaged_conversations_are_answered_or_closed_without_leaks(bootstrap: str, tmp_path: Path) -> None:
-    gateway = GatewayProcess(tmp_path, bootstrap, environment=SETTINGS)
-    try:
-        await gateway.start()
-        outcome = await Fuzz(gateway, Plan(seconds=5, at_once=6, seed=11, warm_up=0.5, silent=0), print).run()
-    finally:
-        await gateway.stop()
-    assert outcome.problems == []
-    assert outcome.conversations > 50
-    assert outcome.answered > outcome.conversations / 2
-    assert outcome.honest > 10
+    async with Stand(tmp_path, bootstrap) as stand:
+        await fuzz(stand, Fuzz(seconds=5, at_once=6, seed=11, silent=0))
+    assert stand.problems == []
+    (row,) = stand.rows
+    assert row["conversations"] > 50
+    assert row["answered"] > row["conversations"] / 2
+    assert row["honest"] > 30
 
 
 def test_damage_is_reproducible_and_changes_the_bytes() -> None:

@@ -1,4 +1,4 @@
-"""A short `python -m loadtest.scenarios.http_hostile`: hostile HTTP requests to a running gateway."""
+"""A short `python -m loadtest hostile`: hostile HTTP requests to a running gateway."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.clients.http_damage import attack
-from loadtest.gateway import GatewayProcess
-from loadtest.scenarios.http_hostile import SETTINGS, Hostile
+from loadtest.clients.hostile.http_damage import attack
+from loadtest.clients.hostile.storms import Requests
+from loadtest.engine.stand import Stand
+from loadtest.scenarios.hostile import hostile
 
 
 @pytest.mark.timeout(400)
 async def test_hostile_requests_are_answered_or_closed_without_loss_or_leaks(bootstrap: str, tmp_path: Path) -> None:
-    gateway = GatewayProcess(tmp_path, bootstrap, environment=SETTINGS)
-    try:
-        await gateway.start()
-        outcome = await Hostile(gateway, requests=300, at_once=30, seed=3).run()
-    finally:
-        await gateway.stop()
-    assert outcome.problems == []
-    assert sum(outcome.statuses.values()) == 300
-    assert outcome.honest > 10
+    async with Stand(tmp_path, bootstrap) as stand:
+        await hostile(stand, Requests(requests=300, at_once=30, seed=3))
+    assert stand.problems == []
+    (row,) = stand.rows
+    assert row["200"] > 10
+    assert row["left in mid-poll"] > 0
+    assert row["honest"] > 30
 
 
 def test_an_attack_is_reproducible() -> None:

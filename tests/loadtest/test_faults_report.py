@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.engine.load import Load, Sample, Stored
+from loadtest.engine.steady import PROTOCOLS
 from loadtest.faults import pages
 from loadtest.faults.bench import Fault, Outcome, Plan, Stage
-from loadtest.faults.load import Load, Sample, Stored
 from loadtest.faults.run import table
 from loadtest.gateway import GatewayProcess
-from loadtest.scenarios.steady import PROTOCOLS
 from loadtest.verify import Verdict
 
 

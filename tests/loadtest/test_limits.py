@@ -7,7 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from loadtest.scenarios.limits import PARTS, Passed, Plan, check
+from loadtest.clients.crowd.lanes import PARTS, Limit
+from loadtest.scenarios.limits import check
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +27,7 @@ async def test_every_part_passes_traffic_up_to_its_limit(bootstrap: str, tmp_pat
 
 
 def test_a_deviation_above_a_twentieth_is_reported() -> None:
-    plan = Plan(rate=1_000_000)
-    found = [Passed("good", 951_000.0), Passed("too little", 949_000.0), Passed("too much", 1_051_000.0)]
-    assert [problem.partition(":")[0] for problem in check(found, plan)] == ["too little", "too much"]
+    limit = Limit(rate=1_000_000)
+    assert check("good", 951_000.0, limit) == check("good", 1_049_000.0, limit) == []
+    assert check("too little", 949_000.0, limit) == ["too little: 949.0 kB/s, the limit is 1000.0"]
+    assert check("too much", 1_051_000.0, limit) == ["too much: 1051.0 kB/s, the limit is 1000.0"]

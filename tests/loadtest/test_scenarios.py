@@ -1,64 +1,84 @@
-"""Small runs of the scenarios on a running gateway, and what the clients report of good and bad servers."""
+"""Small runs of the measuring scenarios, and what a follower reports of good and bad servers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
-from loadtest.clients.follower import Follower, Stream
+from loadtest.clients.crowd.follower import Follower, Stream
 from loadtest.clients.mqtt_wire import packet, text
-from loadtest.numbering import Numbering
-from loadtest.scenarios import many_topics
-from loadtest.scenarios.fan_out import Fan, fan_out
-from loadtest.scenarios.idle import Idle, Plan
-from loadtest.scenarios.memory import Crowd, Scales, weigh
-from loadtest.scenarios.steady import Load, send, verify_load
-from loadtest.verify import Ledger
-from tests.support.gateway import GatewayProcess
-
-NewTopic = Callable[..., Awaitable[str]]
+from loadtest.engine.fan_out import Fan, fan_out
+from loadtest.engine.stand import Stand
+from loadtest.engine.steady import Steady, send_and_verify
+from loadtest.scenarios import many, memory, tables
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_publishing_at_every_qos(gateway: GatewayProcess, bootstrap: str, new_topic: NewTopic, qos: int) -> None:
-    numbering, ledger, topic = Numbering(), Ledger(), await new_topic()
-    host, port = gateway.address("mqtt")
-    load = Load("mqtt", f"{host}:{port}", topic, connections=3, window=20, messages=3000, qos=qos)
-    measured = await send(load, numbering, ledger, gateway.pid)
-    verdict = await verify_load(bootstrap, load, numbering, ledger)
+async def test_publishing_at_every_qos(bootstrap: str, tmp_path: Path, qos: int) -> None:
+    async with Stand(tmp_path, bootstrap) as stand, stand.gateway() as gateway:
+        measured, verdict = await send_and_verify(Steady("mqtt", 3, 20, 3000, qos=qos), gateway)
     assert (measured.answered, measured.errors, measured.refused) == (3000, [], {})
     assert verdict.stored == 3000
-    assert ledger.total == (3000 if qos else 3)
+    assert verdict.acknowledged == (3000 if qos else 3)
     assert (verdict.lost, verdict.duplicated, verdict.reordered) == (0, 0, 0)
     assert measured.latencies.count == (3000 if qos else 0)
 
 
-async def test_fan_out_beside_filters_that_match_nothing(gateway: GatewayProcess, bootstrap: str) -> None:
-    fan = Fan(subscribers=20, messages=100, extra=90, patience=20)
-    spread = await fan_out(bootstrap, gateway.address("mqtt"), fan, gateway.pid)
-    assert (spread.deliveries, spread.lost) == (2000, 0)
+@pytest.mark.parametrize("events", [False, True])
+async def test_fan_out_to_subscribers_and_to_listeners(bootstrap: str, tmp_path: Path, events: bool) -> None:
+    fan = Fan(subscribers=20, messages=100, extra=90, patience=20, events=events)
+    async with Stand(tmp_path, bootstrap) as stand, stand.gateway() as gateway:
+        spread = await fan_out(gateway, fan)
+    assert (spread.deliveries, spread.lost, spread.wrong) == (2000, 0, 0)
     assert 0 < spread.latencies.count <= 2000
     assert spread.seconds > 0
 
 
-async def test_offline_sessions_get_their_backlog(gateway: GatewayProcess, bootstrap: str) -> None:
-    scales = Scales(gateway.address("mqtt"), gateway.pid, bootstrap)
-    said: list[str] = []
-    crowd = Crowd(connections=30, sessions=20, backlog=50, returning=5, settle=0.01)
-    weight = await weigh(scales, crowd, said.append)
-    assert (weight.returned, weight.problems) == (5, [])
-    assert len(said) == 3
-    assert weight.row(crowd)["returned"] == 5
+async def test_every_row_of_the_tables_is_measured(bootstrap: str, tmp_path: Path) -> None:
+    async with Stand(tmp_path, bootstrap) as stand, stand.gateway() as gateway:
+        for row in (
+            tables.RoundTrip(40),
+            tables.Draining(3, 300),
+            tables.Draining(3, 300, queue=True),
+            tables.Through(300, 9),
+        ):
+            found = await tables.measure(row, gateway, 1.0)
+            assert found["cpu us"] >= 0
+            assert not any(found.get(bad) for bad in tables.BAD)
 
 
-async def test_silent_clients_are_weighed_at_every_size(gateway: GatewayProcess, bootstrap: str) -> None:
-    plan = Plan(connections=30, least=2, at_once=5, keep_alive=10, watch=0.2, messages=200, settle=0.01)
-    scales = Scales(gateway.address("mqtt"), gateway.pid, bootstrap)
-    rows = await Idle(scales, gateway.address("management"), plan, lambda _: None).measure()
-    assert [row["connections"] for row in rows] == [2, 20, 30]
-    assert all(row["gone"] == 0 and row["its KiB"] > 1 and row["messages per second"] > 0 for row in rows)
+async def test_offline_sessions_get_their_backlog(bootstrap: str, tmp_path: Path) -> None:
+    plan = memory.Crowd(connections=30, warm_up=5, sessions=20, backlog=50, returning=5, settle=0.01)
+    async with Stand(tmp_path, bootstrap) as stand:
+        await memory.memory(stand, plan)
+    assert stand.problems == []
+    kinds = ["connection", "connection, WebSocket", "offline session", "with its backlog", "after 5 returned"]
+    assert [row[""] for row in stand.rows] == kinds
+
+
+async def test_idle_amqp_connections_of_every_kind_are_weighed(bootstrap: str, tmp_path: Path) -> None:
+    async with Stand(tmp_path, bootstrap) as stand:
+        await memory.memory(stand, memory.Crowd("amqp", connections=5, settle=0.01, warm_up=2))
+    assert [row["count"] for row in stand.rows] == [5] * 4
+
+
+async def test_silent_clients_are_weighed_at_every_size(bootstrap: str, tmp_path: Path) -> None:
+    plan = memory.Silence(connections=30, least=2, at_once=5, keep_alive=10, watch=0.2, messages=200, settle=0.01)
+    async with Stand(tmp_path, bootstrap) as stand:
+        await memory.idle(stand, plan)
+    assert stand.problems == []
+    assert [row["connections"] for row in stand.rows] == [2, 20, 30]
+    assert all(row["its KiB"] > 1 and row["messages per second"] > 0 for row in stand.rows)
+
+
+async def test_everything_beside_many_topics(bootstrap: str, tmp_path: Path) -> None:
+    async with Stand(tmp_path, bootstrap) as stand:
+        await many.everything(stand, many.Topics(topics=20, others=2, filters=50, idle=0.1))
+    (row,) = stand.rows
+    assert (row["topics"], row["absent_filters"]) == (20, 50)
+    assert min(row["first_s"], row["next_s"], row["absent_s"]) > 0
 
 
 class Wire(asyncio.Transport):
@@ -97,11 +117,3 @@ async def test_a_follower_compares_every_byte_and_counts_what_is_missing() -> No
     wrong.data_received(packets[0])
     with pytest.raises(ValueError, match="not in list"):
         wrong.data_received(packet(0x30, text("t") + b"\0" + b"9999"))
-
-
-async def test_everything_beside_many_topics(new_gateway: Callable[..., GatewayProcess], bootstrap: str) -> None:
-    gateway = await new_gateway(bootstrap).start()
-    plan = many_topics.Plan(topics=20, others=2, filters=50, idle_s=0.1, settle_s=0)
-    row = await many_topics.measure(many_topics.Measured(gateway.address("mqtt"), gateway.pid, bootstrap), plan)
-    assert (row["topics"], row["absent_filters"]) == (20, 50)
-    assert min(row["first_s"], row["next_s"], row["absent_s"]) > 0

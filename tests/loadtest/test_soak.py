@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.scenarios.soak import MIB, Sample, check
+from loadtest.engine.stand import MIB
+from loadtest.scenarios.soak import Sample, check
 
 ROOT = Path(__file__).parents[2]
 SETTLE_S = 300.0
@@ -38,12 +39,12 @@ def samples(rss: Callable[[float], float], descriptors: Callable[[float], float]
     ],
 )
 def test_growth_is_distinguished_from_fluctuation(rss: Callable[[float], float], *, flat: bool) -> None:
-    _, problems = check(samples(rss), SETTLE_S)
+    problems = check(samples(rss), SETTLE_S)
     assert (problems == []) is flat
 
 
 def test_leaked_descriptors_are_reported() -> None:
-    _, problems = check(samples(lambda _: 100 * MIB, lambda at: 40 + at // 200), SETTLE_S)
+    problems = check(samples(lambda _: 100 * MIB, lambda at: 40 + at // 200), SETTLE_S)
     assert [problem.split()[0] for problem in problems] == ["descriptors"]
 
 
@@ -60,6 +61,6 @@ async def test_messages_flow_in_and_out_by_every_protocol(bootstrap: str, tmp_pa
     assert row["sent"] == 3 * 900
     # Server-sent events and polls count twice; MQTT at QoS 0 may lose messages.
     assert 4 * 900 - 300 <= row["received"] <= 4 * 900
-    rows = list(csv.DictReader((tmp_path / "gateway" / "soak.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((tmp_path / "soak.csv").read_text().splitlines()))
     assert all(int(one["rss"]) > MIB and int(one["descriptors"]) > 5 and int(one["tasks"]) > 0 for one in rows)
-    assert ET.parse(tmp_path / "gateway" / "soak.svg").getroot().tag.endswith("svg")
+    assert ET.parse(tmp_path / "soak.svg").getroot().tag.endswith("svg")

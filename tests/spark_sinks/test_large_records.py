@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from loadtest.engine.stand import Stand
 from loadtest.spark import large
 from loadtest.spark.lakes import FORMATS
 
@@ -20,7 +21,9 @@ TABLES = ("delta", "iceberg")
 async def test_a_batch_larger_than_the_heap_is_written(bootstrap: str, tmp_path: Path, spark_jars: list[Path]) -> None:
     # 400 MB in one batch: compressed, they are too few bytes in the log for several ones.
     plan = large.Plan(TABLES, records=2_000, size=200_000, compressed=True, heap="480m", quick_start=True)
-    assert await large.run(bootstrap, tmp_path, plan) == 0
+    async with Stand(tmp_path, bootstrap) as stand:
+        await large.run(stand, plan)
+    assert stand.problems == []
 
 
 @pytest.mark.parametrize("format_", TABLES)

@@ -21,8 +21,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
 
-from loadtest.spark.poison_jobs import COLUMNS, GOOD, IN_REAL_TIME, KINDS, LAKES, counted, job_file, suffix
-from loadtest.spark.poison_records import (
+from loadtest.spark.poison.jobs import COLUMNS, GOOD, IN_REAL_TIME, KINDS, LAKES, counted, job_file, suffix
+from loadtest.spark.poison.records import (
     ANY_TIME,
     DEVICES,
     LIMIT,

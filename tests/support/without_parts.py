@@ -1,8 +1,8 @@
 """A pytest plugin: runs the core's tests without the optional parts, as if those were not installed.
 
-`make test-core` uses it. Tests of a part, by their place or an import, are not collected, those with the mark `part` are
-not run, and every gateway of a test starts without the parts. Two parts stay in the tests' own process: the broker comes from one, and
-tests of Spark's side are not the gateway's.
+`make test-core` uses it. Tests of a part, by their place or an import, are not collected, those with the mark `part`
+are not run, and every gateway of a test starts without the parts. Two parts stay in the tests' own process: the broker
+comes from one, and tests of Spark's side are not the gateway's.
 """
 
 from __future__ import annotations

@@ -1,0 +1,137 @@
+"""A client that reconnects whenever it loses its connection."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import collections
+import contextlib
+import time
+from typing import ClassVar, Final, cast
+
+AGAIN_S: Final = 0.05  # between connection attempts
+ANSWER_S: Final = 30.0  # timeout of the handshake
+CONNECT_S: Final = 5.0
+
+
+class LastingClient(abc.ABC, asyncio.Protocol):
+    """Common parts of the clients of all protocols.
+
+    Attributes:
+        connects: number of connections on which the client was served.
+        faults: violations by the server.
+        refusals: counts of refused messages, links and connections by their code, and of lost connections.
+        connected: set while it is served.
+        handshakes: seconds of each reconnection's handshake.
+        moved: whether it has lost a connection since `moved` was reset.
+        alive_s: interval of heartbeats.
+    """
+
+    closing: ClassVar[bytes]
+    sign_of_life: ClassVar[bytes]
+    alive_s = 20.0
+
+    def __init__(self, address: tuple[str, int], client_id: str) -> None:
+        self.client_id = client_id
+        self.connects = 0
+        self.faults: list[str] = []
+        self.refusals: collections.Counter[str] = collections.Counter()
+        self.connected = asyncio.Event()
+        self.handshakes: list[float] = []
+        self.moved = False
+        self._began_at = 0.0
+        self._address = address
+        self._transport: asyncio.Transport | None = None
+        self._gone = asyncio.Event()
+        self._decided = asyncio.Event()  # the handshake succeeded, or the connection is lost
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Stay connected until `stop`. It may run again afterwards, with what it has kept."""
+        loop = asyncio.get_running_loop()
+        self._stopping = False
+        while not self._stopping:
+            self._gone.clear()
+            self._decided.clear()
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await loop.create_connection(lambda: self, *self._address)
+            except (OSError, TimeoutError):
+                await asyncio.sleep(AGAIN_S)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    await self._decided.wait()
+            if not self.connected.is_set() and not self._gone.is_set():
+                self.faults.append(f"not served within {ANSWER_S:g} s")
+                assert self._transport is not None
+                self._transport.abort()
+            while not self._gone.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.alive_s):
+                        await self._gone.wait()
+                self._write(self.sign_of_life)
+            await asyncio.sleep(AGAIN_S)
+
+    def stop(self) -> None:
+        """Disconnect; `run` then returns."""
+        self._stopping = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self.closing)
+            self._transport.close()
+
+    def _served(self) -> None:
+        """Note that the server has accepted the client."""
+        if self.moved:
+            self.handshakes.append(time.monotonic() - self._began_at)
+        self.connected.set()
+        self._decided.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the handshake."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
+        self._began_at = time.monotonic()
+        self._begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note the lost connection; `run` reconnects."""
+        if not self._stopping:
+            self.refusals["connection lost"] += 1
+            self.moved = self.moved or self.connected.is_set()
+        self._transport = None
+        self.connected.clear()
+        self._gone.set()
+        self._decided.set()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """Send the first bytes of the handshake."""
+
+
+class NumberedSender:
+    """The progress of a client that sends numbered messages; a mix-in for `LastingClient`.
+
+    Attributes:
+        total: number of messages; may be increased.
+        answered: number of acknowledged messages.
+        given_up: number of refused messages that are not sent again.
+    """
+
+    total = 0
+    answered = 0
+    given_up = 0
+    _next = 0  # the next message to send for the first time
+
+    @property
+    def finished(self) -> bool:
+        """Whether every message is acknowledged or given up."""
+        return self.answered + self.given_up >= self.total
+
+    @property
+    def sent(self) -> int:
+        """The number of messages sent at least once."""
+        return self._next

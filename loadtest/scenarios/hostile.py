@@ -1,0 +1,140 @@
+"""Hostile clients of each kind beside honest ones: nothing is lost, nothing is left behind.
+
+Every connection must be answered or closed, the gateway's log must show no bug, and descriptors, tasks and memory must
+come back. `fuzz` damages conversations of real AMQP clients; `hostile` damages HTTP requests, and one client in ten
+leaves in mid-poll, stream or upload; `strangers` sends bad lines, bad records, floods, wills, share names and thousands
+of properties for a long time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+import aiohttp
+from aiokafka.client import AIOKafkaClient
+
+from loadtest.clients.hostile.amqp_record import record
+from loadtest.clients.hostile.storms import Attacks, Conversations, Fuzz, Requests
+from loadtest.clients.hostile.strangers import TOPIC, Strangers
+from loadtest.clients.topics import create_topic
+from loadtest.engine.command import Scenario
+from loadtest.engine.growth import flat
+from loadtest.engine.honest import figures, honest, settled
+from loadtest.engine.stand import MIB, Stand
+from loadtest.gateway import GatewayProcess
+
+SETTINGS: Final = {
+    "TRIVIUM_KAFKA__CREATE_TOPICS": "false",  # damaged addresses create no topics
+    "TRIVIUM_AMQP__IDLE_TIMEOUT_S": "20",  # silent clients are closed soon
+    "TRIVIUM_HTTP__CONSUMER_IDLE_S": "3",  # consumers that were not deleted expire soon
+    "TRIVIUM_HTTP__HEADER_TIMEOUT_S": "3",  # incomplete requests time out soon
+}
+POOLED: Final = 40
+"""What may stay open: transactional producers wait five minutes for the next transaction."""
+GROWTH: Final = 64 * MIB
+"""Memory that large messages of several connections may leave in the allocator."""
+WARM_UP: Final = 0.2
+"""Share of the attacks before the first measurement: caches fill, Kafka's connections open."""
+REPLIES: Final = "replies"  # the topic of temporary queues; it may exist already
+BACK: Final = ("trivium_http_consumers_instances", "trivium_http_produce_active")
+"""Metrics that must return to 0 while the honest client pauses between its requests."""
+
+
+async def _assault(stand: Stand, gateway: GatewayProcess, attacks: Callable[[float], Awaitable[None]]) -> None:
+    """Attack with a share of everything, measure, attack with the rest; what is left must come back.
+
+    `attacks` gets the share. Honest clients run beside it.
+    """
+    async with honest(stand, gateway) as load:
+        idle = await figures(gateway)
+        await attacks(WARM_UP)
+        before = await settled(stand, gateway, idle, POOLED)
+        await attacks(1 - WARM_UP)
+        after = await settled(stand, gateway, before, POOLED)
+        stand.flat("memory", [before.resident, after.resident], 0, GROWTH)
+    stand.row(**{
+        "honest": sum(load.answers.values()), "honest p99 ms": load.latencies.milliseconds(99),
+        "descriptors": f"{before.descriptors} -> {after.descriptors}", "tasks": f"{before.tasks} -> {after.tasks}",
+        "MiB": f"{before.resident // MIB} -> {after.resident // MIB}",
+    })  # fmt: skip
+
+
+async def fuzz(stand: Stand, plan: Fuzz) -> None:
+    """Record real clients, damage what they say."""
+    async with stand.gateway(SETTINGS) as gateway:
+        topic = f"fuzz-{secrets.token_hex(4)}"
+        for name in (topic, REPLIES):
+            await create_topic(gateway.kafka, name)
+        address = gateway.address("amqp")
+        conversations = Conversations(stand.problems.append, address, await record(address, topic), plan)
+        await _assault(stand, gateway, conversations.storm)
+    stand.rows[-1] |= dict(conversations.ended)
+
+
+async def hostile(stand: Stand, plan: Requests) -> None:
+    """Send damaged requests."""
+    async with stand.gateway(SETTINGS) as gateway:
+        run = secrets.token_hex(4)
+        for topic in (f"target-{run}", f"silent-{run}"):
+            await create_topic(gateway.kafka, topic, 1)
+        attacks = Attacks(stand.problems.append, gateway.address("http"), (f"target-{run}", f"silent-{run}"), plan)
+        await _assault(stand, gateway, attacks.storm)
+        await settled(stand, gateway, await figures(gateway), POOLED, BACK)
+    stand.rows[-1] |= dict(sorted(attacks.statuses.items()))
+
+
+class Long(NamedTuple):
+    """Parameters.
+
+    Attributes:
+        minutes: the duration.
+        every: seconds between two lines.
+        limit: the longest p99 of the honest clients, ms.
+    """
+
+    minutes: float = 30.0
+    every: float = 60.0
+    limit: float = 250.0
+
+
+GROWN: Final = 0.15
+"""The share by which memory may grow while it settles."""
+
+
+async def strangers(stand: Stand, plan: Long) -> None:
+    """Run everything; memory must be flat, and honest clients be served in time."""
+    async with stand.gateway() as gateway, contextlib.AsyncExitStack() as stack:
+        await create_topic(gateway.kafka, TOPIC, 1)
+        kafka = AIOKafkaClient(bootstrap_servers=gateway.kafka)
+        await kafka.bootstrap()
+        stack.push_async_callback(kafka.close)
+        await kafka.add_topic(TOPIC)
+        http = await stack.enter_async_context(aiohttp.ClientSession(f"http://{gateway.addresses['http']}"))
+        others = Strangers(gateway, kafka, http)
+        async with honest(stand, gateway) as load, asyncio.TaskGroup() as group:
+            tasks = [group.create_task(others.run(kind)) for kind in others.kinds]
+            end = load.now + plan.minutes * 60
+            while load.now < end:
+                await asyncio.sleep(min(plan.every, max(0.0, end - load.now)))
+                last = load.samples[-1]
+                worst = {protocol: round(value, 1) for protocol, value in last.p99.items()}
+                stand.say(f"{last.resident // MIB} MiB, honest p99 {worst} ms; {dict(others.done)}")
+            for task in tasks:
+                task.cancel()
+    p99 = load.latencies.milliseconds(99)
+    stand.problems += flat("memory", [(one.at, one.resident) for one in load.samples], GROWN, 16 * MIB)
+    stand.check(p99 <= plan.limit, f"the honest clients waited {p99:.0f} ms (p99)")
+    stand.row(**{"MiB at most": max(one.resident for one in load.samples) // MIB, "honest p99 ms": p99}, **others.done)
+
+
+SCENARIOS = (
+    Scenario("fuzz", "send damaged AMQP conversations beside honest clients", Fuzz(), fuzz, lines=False),
+    Scenario("hostile", "send damaged HTTP requests beside honest clients", Requests(), hostile, lines=False),
+    Scenario(
+        "strangers", "hostile input of every kind for a long time beside honest clients", Long(), strangers, lines=False
+    ),
+)
