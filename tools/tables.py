@@ -46,7 +46,7 @@ from gateway.net.strangers import StrangersStatistics
 from gateway.observe.collector import CollectorStatistics
 from gateway.observe.lag import LagStatistics
 from gateway.presence.ledger import PresenceStatistics
-from gateway.rest.listener import RestStatistics
+from gateway.rest.rest_server import RestStatistics
 from gateway.runtime.failures import FailureStatistics
 from gateway.runtime.version import Build
 from gateway.security.login.authentication import AuthenticationStatistics

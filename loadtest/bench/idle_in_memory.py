@@ -146,7 +146,7 @@ async def run(bootstrap: str, plan: Plan) -> Report:
         log = await open_log(process, config.kafka, security)
         state = await open_state(process, log, security.rules, lambda error: print(f"failed: {error!r}"))
         await state.topics.loaded.wait()
-        server = make_mqtt(process, security, log, state)
+        server = make_mqtt(process, security, state)
         await server.start()
         stack.push_async_callback(server.stop, 10.0)
         metrics = Metrics()
