@@ -21,6 +21,7 @@ RUN python -m venv /opt/trivium \
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY flowcontrol flowcontrol
 COPY telemetry telemetry
+COPY kafka_records kafka_records
 COPY gateway gateway
 COPY mapping mapping
 COPY protocols protocols

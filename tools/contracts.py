@@ -9,7 +9,7 @@ from importlinter import Contract, ContractCheck, output
 
 from gateway.runtime.parts import PARTS, part_of
 
-PRODUCT = ("flowcontrol", "gateway", "mapping", "protocols", "telemetry")
+PRODUCT = ("flowcontrol", "gateway", "kafka_records", "mapping", "protocols", "telemetry")
 
 
 class CoreImportsNoPart(Contract):

@@ -21,6 +21,7 @@ from gateway.kafka.cluster.topic_creation import any_capacity
 from gateway.kafka.cluster.topic_safety import report
 from gateway.kafka.driver.fetch.unreadable import unreadable
 from gateway.kafka.driver.login import logins
+from gateway.kafka.log import Log
 from gateway.kafka.read.delays import delays
 from gateway.mqtt.registry.session_views import SessionViews
 from gateway.net.descriptors import descriptors
@@ -36,7 +37,6 @@ from gateway.process import own_kafka
 from gateway.process.assembly import (
     CLOSE_S,
     ListenerSecurity,
-    Log,
     Process,
     StateTables,
     compile_rules,
@@ -279,7 +279,7 @@ class App:
         stack.callback(watch.stop)
         flow = FlowSnapshots([server.flowing for server in self._servers], kafka_log.publisher.budgets.flow, pauses)
         clients = ClientList(
-            [server.clients for server in self._servers], SessionViews(state.sessions, kafka_log.lookup), pauses
+            [server.clients for server in self._servers], SessionViews(state.mqtt.sessions, kafka_log.lookup), pauses
         )
         routes = [*ClientPages(clients).routes()]
         traces = None if (trace_part := load("trace")) is None else trace_part.TracePages(clients)

@@ -26,30 +26,16 @@ from gateway.kafka.driver.client_settings import client_settings, consumer_setti
 from gateway.kafka.driver.fetch.unreadable import unreadable
 from gateway.kafka.groups.membership import Groups
 from gateway.kafka.groups.times import GroupTimes
+from gateway.kafka.log import Log
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.kafka.state import StateTopics
 from gateway.limits.limits import Limits
-from gateway.mqtt.counters import Counters
-from gateway.mqtt.registry.crash_recovery import CrashRecovery, find_qos2_messages
+from gateway.mqtt.composition import MqttState
 from gateway.mqtt.registry.heartbeats import Gateways
-from gateway.mqtt.registry.opening import Opening
-from gateway.mqtt.registry.session_registry import TOPIC as SESSIONS
-from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.registry.upkeep import Upkeep
-from gateway.mqtt.registry.wills import Wills
 from gateway.mqtt.routing.retained import Retained
-from gateway.mqtt.routing.router import Router
-from gateway.mqtt.routing.share_starts import ShareStarts
-from gateway.mqtt.routing.shared_groups import Sharing
-from gateway.mqtt.session.deliveries import DeliveryParts
-from gateway.mqtt.session.qos2 import Qos2Offsets, Qos2Parts
-from gateway.mqtt.session.self_delivery import SelfDelivery
-from gateway.mqtt.session.session import SessionParts, forget_topics
-from gateway.mqtt.session.shared import ShareParts
-from gateway.mqtt.state.counted_records import UNLIMITED, SessionLimits
-from gateway.mqtt.state.store import SessionStore
 from gateway.net.proxied import Proxies
 from gateway.net.strangers import Strangers
 from gateway.observe.tracing import Tracing, make_tracing
@@ -63,9 +49,8 @@ from gateway.security.rights.authorization import AccessList
 from gateway.security.rights.group_names import GroupNames
 from gateway.security.tenancy import TenantSource, tenant_source
 from gateway.security.tls import Certificates
-from gateway.settings.config import MEBIBYTE, Config, ConfigError, KafkaConfig, MqttConfig
+from gateway.settings.config import MEBIBYTE, Config, ConfigError, KafkaConfig
 from gateway.settings.installed import need
-from gateway.views.presence import MQTT as MQTT_CLIENT
 from gateway.views.presence import PresenceReports
 from mapping.dead_letters import TOPIC_FIELD
 from mapping.presets import PRESETS
@@ -118,29 +103,14 @@ class ListenerSecurity(msgspec.Struct, frozen=True):
     proxies: Proxies  # the load balancers whose PROXY headers are trusted
 
 
-class Log(msgspec.Struct, frozen=True):
-    """Everything that reads from and writes to Kafka; it starts without a reachable Kafka, too."""
-
-    kafka: KafkaConfig
-    topics: Topics
-    publisher: Publisher
-    lookup: Lookup
-    catch_up_reader: CatchUpReader
-    live_reader: LiveReader
-    groups: Groups
-
-
 class StateTables(msgspec.Struct, frozen=True):
     """The state that the gateway stores in its internal topics."""
 
     identity: GatewayIdentity
     topics: StateTopics
-    retained: Retained
-    sessions: Sessions
-    opening: Opening
+    mqtt: MqttState
     requests: RequestTable
     groups: GroupNames
-    parts: SessionParts
     presence: PresenceReports | None  # None: off
 
 
@@ -204,16 +174,6 @@ def most_debt(config: Config) -> tuple[int, int]:
     mqtt, amqp, http = config.mqtt, config.amqp, config.http
     largest = max(mqtt.max_packet_bytes, amqp.max_message_bytes, http.max_body_bytes)
     return max(amqp.link_credit, http.max_records), largest
-
-
-def session_limits(mqtt: MqttConfig) -> SessionLimits:
-    """Return the limits of stored sessions."""
-    return SessionLimits(
-        mqtt.max_sessions,
-        mqtt.max_session_bytes,
-        mqtt.max_sessions_per_principal or UNLIMITED,
-        mqtt.max_session_bytes_per_principal or UNLIMITED,
-    )
 
 
 def may_create(config: Config, rules: Rules) -> Callable[[str], bool]:
@@ -298,7 +258,6 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
     `give_up` is called if the state in Kafka does not allow the gateway to run.
     """
     config, stack = process.config, process.stack
-    router = Router(rules, log.topics, log.live_reader, process.spawn)
     state = StateTopics(
         consumer_settings(log.kafka, "state"),
         log.topics,
@@ -308,16 +267,6 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         partitions=config.mqtt.state_partitions,
         largest_bytes=config.mqtt.max_packet_bytes + MEBIBYTE,
         failed=give_up,
-    )
-    retained = Retained(
-        state,
-        log.publisher,
-        rules,
-        limit=config.mqtt.max_retained,
-        limit_bytes=config.mqtt.max_retained_bytes,
-        limits_of_principal=(config.mqtt.max_retained_per_principal, config.mqtt.max_retained_bytes_per_principal),
-        spawn=process.spawn,
-        wall_clock=wall_clock,
     )
     identity = GatewayIdentity(config.data_dir)
     stack.callback(identity.close)
@@ -329,33 +278,19 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         wall_clock=wall_clock,
         random_id=partial(secrets.token_hex, 8),
     )
-    gateways = Gateways(identity, process.loop.time, wall_clock)
-    presence = _presence(config, log.publisher, state, gateways, retained)
-    parts = _session_parts(
-        process, log, rules, router, retained, groups, SessionStore(gateways.owner, session_limits(config.mqtt))
-    )
-    sessions = Sessions(gateways, parts, Wills(rules, log.publisher, retained, wall_clock), wall_clock)
-    find = partial(find_qos2_messages, consumer_settings(log.kafka, "recovery"), log.lookup, process.spawn)
-    recovery = CrashRecovery(find, log.lookup.partitions)
-    opening = Opening(
-        sessions,
-        recovery,
+    mqtt = MqttState(
+        config.mqtt,
+        rules,
+        log,
+        state=state,
+        names=groups,
+        identity=identity,
+        spawn=process.spawn,
+        clock=process.loop.time,
         wall_clock=wall_clock,
-        new_session_id=partial(secrets.token_hex, 6),
-        follow=lambda client_id: state.read_to_end(SESSIONS, client_id.encode()),
-        elsewhere=lambda client_id: (
-            None if presence is None else presence.principal_elsewhere(f"{MQTT_CLIENT}/{client_id}")
-        ),
     )
-
-    async def read_to_end() -> None:
-        await state.read_to_end(SESSIONS)
-        if presence is not None:
-            await state.read_to_end(presence.topic)
-
-    owners_died = presence.report_dead if presence is not None else lambda: None
-    upkeep = Upkeep(sessions, recovery, opening.ready, read_to_end, log.publisher.fence, owners_died=owners_died)
-    parts.store.bind(state.open(SESSIONS, sessions.apply, sessions.restarted))
+    presence = _presence(config, log.publisher, state, mqtt.gateways, mqtt.retained)
+    mqtt.bind(presence)
     requests = RequestTable(
         gateway=identity.name,
         window_s=config.http.idempotency_window_s,
@@ -364,26 +299,21 @@ async def open_state(process: Process, log: Log, rules: Rules, give_up: Callable
         wall_clock=wall_clock,
     )
     requests.bind(state)
-    log.topics.watch(lambda _appeared, disappeared: forget_topics(sessions.live, parts, disappeared))
-    router.listen(lambda topic: forget_topics(sessions.live, parts, (topic,)))
     await state.start()
     stack.push_async_callback(state.stop)
-    await retained.start()
-    stack.push_async_callback(retained.stop)
-    process.keep_running("sessions", partial(upkeep.run, state.loaded))
+    await mqtt.retained.start()
+    stack.push_async_callback(mqtt.retained.stop)
+    process.keep_running("sessions", partial(mqtt.upkeep.run, state.loaded))
     process.keep_running("groups", groups.run)
     if presence is not None:
         process.keep_running("presence", presence.run)
-    stack.push_async_callback(_stop_sessions, upkeep, presence, log.publisher)
+    stack.push_async_callback(_stop_sessions, mqtt.upkeep, presence, log.publisher)
     return StateTables(
         identity=identity,
         topics=state,
-        retained=retained,
-        sessions=sessions,
-        opening=opening,
+        mqtt=mqtt,
         requests=requests,
         groups=groups,
-        parts=parts,
         presence=presence,
     )
 
@@ -408,44 +338,6 @@ def _presence(
     return presence
 
 
-def _session_parts(  # noqa: PLR0917 - the parts that sessions use
-    process: Process,
-    log: Log,
-    rules: Rules,
-    router: Router,
-    retained: Retained,
-    groups: GroupNames,
-    store: SessionStore,
-) -> SessionParts:
-    """Create the parts that MQTT sessions use."""
-    wait_s = process.config.mqtt.echo_wait_ms / 1000
-    counters = Counters()
-    starts = ShareStarts(log.groups, log.lookup, store)
-    groups.released.append(starts.forget)
-    return SessionParts(
-        router=router,
-        live_reader=log.live_reader,
-        counters=counters,
-        budget=log.publisher.budgets.connection,
-        store=store,
-        deliveries=DeliveryParts(
-            messages=router.messages, retained=retained, counters=counters, wall_clock=wall_clock, touched=set()
-        ),
-        shares=ShareParts(
-            sharing=Sharing(log.groups, rules, log.topics, router.messages.delivery, starts),
-            names=groups,
-            spawn=process.spawn,
-        ),
-        qos2=Qos2Parts(
-            publisher=log.publisher,
-            retained=retained,
-            start_offsets=Qos2Offsets(log.lookup),
-            spawn=process.spawn,
-            self_delivery=SelfDelivery(log.live_reader, wait_s, process.loop.time) if wait_s else None,
-        ),
-    )
-
-
 def parts_with_statistics(
     security: ListenerSecurity, log: Log, state: StateTables
 ) -> Sequence[tuple[str, Callable[[], Any]]]:
@@ -457,7 +349,7 @@ def parts_with_statistics(
         ("budget", log.publisher.budgets.statistics),
         ("live_reader", log.live_reader.statistics),
         ("state", state.topics.statistics),
-        ("retained", state.retained.statistics),
+        ("retained", state.mqtt.retained.statistics),
         ("kafka", log.groups.by_group),
         ("group_names", state.groups.statistics),
         ("strangers", security.strangers.statistics),

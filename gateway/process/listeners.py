@@ -14,18 +14,17 @@ from gateway.amqp.server import WEBSOCKET_SUBPROTOCOL as AMQP_SUBPROTOCOL
 from gateway.amqp.server import AmqpServer
 from gateway.amqp.services import AmqpServices
 from gateway.kafka.driver.client_settings import client_settings, consumer_settings
+from gateway.kafka.log import Log
 from gateway.kafka.transactions.kafka_transaction import Transactions
 from gateway.kafka.transactions.transactional_producers import TransactionalProducerPool
-from gateway.mqtt.connection.refused_again import RefusedAgain, refused_topic
-from gateway.mqtt.connection.services import MqttServices
 from gateway.mqtt.server import WEBSOCKET_SUBPROTOCOLS as MQTT_SUBPROTOCOLS
 from gateway.mqtt.server import MqttServer
 from gateway.net.http.upgrade import WebSocketEndpoint, WebSocketServer
 from gateway.net.listener import Listener, Server
-from gateway.process.assembly import ListenerSecurity, Log, Process, StateTables, wall_clock
+from gateway.process.assembly import ListenerSecurity, Process, StateTables, wall_clock
 from gateway.process.ports import listeners
-from gateway.rest.listener import RestServer
 from gateway.rest.produce.idempotency import KeyedRequests
+from gateway.rest.rest_server import RestServer
 from gateway.rest.services import RestServices
 from gateway.security.entrance import Entrance
 from gateway.security.origins import Origins
@@ -34,7 +33,7 @@ from gateway.security.origins import Origins
 def make_servers(process: Process, security: ListenerSecurity, log: Log, state: StateTables) -> list[Server]:
     """Create all servers with their listeners, in start order; none of them listens yet."""
     config = process.config
-    mqtt = make_mqtt(process, security, log, state)
+    mqtt = make_mqtt(process, security, state)
     amqp = make_amqp(process, security, log, state)
     origins = Origins(config.security)
     mqtt_websockets = WebSocketEndpoint(dict.fromkeys(MQTT_SUBPROTOCOLS, mqtt), origins)
@@ -69,28 +68,9 @@ def open_listeners(server: Server, process: Process, security: ListenerSecurity)
             server.add(listener)
 
 
-def make_mqtt(process: Process, security: ListenerSecurity, log: Log, state: StateTables) -> MqttServer:
+def make_mqtt(process: Process, security: ListenerSecurity, state: StateTables) -> MqttServer:
     """Create the MQTT server."""
-    log.topics.declare(refused_topic(log.kafka.max_request_bytes))
-    services = MqttServices(
-        config=process.config.mqtt,
-        rules=security.rules,
-        publisher=log.publisher,
-        router=state.parts.router,
-        sessions=state.sessions,
-        opening=state.opening,
-        retained=state.retained,
-        access=security.access_list,
-        refused_again=RefusedAgain(log.publisher, state.parts.counters),
-        counters=state.parts.counters,
-        limits=security.limits,
-        self_delivery=state.parts.qos2.self_delivery,
-        presence=state.presence,
-        clock=process.loop.time,
-        wall_clock=wall_clock,
-    )
-    server = MqttServer(services, process.spawn, security.strangers)
-    log.live_reader.distributor.written = server.pumps.writes.written
+    server = state.mqtt.make_server(security.access_list, security.limits, security.strangers, state.presence)
     open_listeners(server, process, security)
     return server
 

@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError
 
-from gateway.kafka.driver.fetch.fetched_records import Unreadable, convert_arrivals
+from kafka_records.fetched_records import Unreadable, convert_arrivals
 from spark_sinks.replay.items import Place
 from spark_sinks.replay.order import Merge
 

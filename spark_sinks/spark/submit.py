@@ -27,7 +27,7 @@ from spark_sinks.spark.process import children
 
 CLIENT: Final = "client"
 CLUSTER: Final = "cluster"
-PACKAGES: Final = ("spark_sinks", "telemetry", "mapping", "gateway", "protocols", "flowcontrol")
+PACKAGES: Final = ("spark_sinks", "telemetry", "mapping", "kafka_records")
 ROOT: Final = Path(__file__).parents[2]
 MAIN: Final = "import sys\n\nfrom spark_sinks.run.runner import main\n\nsys.exit(main(sys.argv[1:]))\n"
 IMAGE: Final = "spark.kubernetes.container.image"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("flowcontrol", "gateway", "mapping", "protocols")
+PARTS = ("flowcontrol", "gateway", "kafka_records", "mapping", "protocols")
 KEEPS = {"add", "append", "appendleft", "put_nowait", "set_exception", "setdefault"}
 CLEARED = {"gateway/kafka/driver/lifecycle.py: failed = error"}
 """Dropped where it is raised again."""

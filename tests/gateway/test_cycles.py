@@ -31,6 +31,7 @@ OURS = (
     "protocols.",
     "mapping.",
     "flowcontrol.",
+    "kafka_records.",
     "_cffi_backend.",
     "uvloop.loop.TCP",
     "aiohttp.",

@@ -20,7 +20,7 @@ from gateway.settings.listeners import ListenerConfig, TlsConfig
 from tools import clauses, picture, tables
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("gateway", "protocols", "mapping", "flowcontrol", "telemetry", "spark_sinks", "loadtest")
+PACKAGES = ("gateway", "protocols", "mapping", "flowcontrol", "telemetry", "kafka_records", "spark_sinks", "loadtest")
 ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| (?:`([^`]*)`|-) \| (.*)\|$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

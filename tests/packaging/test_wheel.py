@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"flowcontrol", "gateway", "mapping", "protocols", "spark_sinks", "telemetry"}
+PACKAGES = {"flowcontrol", "gateway", "kafka_records", "mapping", "protocols", "spark_sinks", "telemetry"}
 
 
 @pytest.fixture(scope="module")

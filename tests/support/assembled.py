@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gateway.kafka.log import Log
 from gateway.process.assembly import (
     ListenerSecurity,
-    Log,
     Process,
     StateTables,
     open_listener_security,

@@ -16,13 +16,13 @@ from typing import Any, Final, Generic, TypeVar
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from gateway.kafka.driver.fetch.fetched_records import convert_arrivals
 from gateway.kafka.driver.fetch.fetching import use_paced_fetchers
 from gateway.kafka.driver.fetch.unreadable import unreadable
 from gateway.kafka.driver.kafka_consumer import close_consumer, use_own_coordinator
 from gateway.kafka.driver.outage import outage
 from gateway.runtime.failures import failures
 from gateway.runtime.spawn import Spawn
+from kafka_records.fetched_records import convert_arrivals
 
 C = TypeVar("C")
 

@@ -19,6 +19,8 @@ from aiokafka.protocol.api import RequestStruct
 from aiokafka.protocol.metadata import MetadataRequest_v4, MetadataResponse_v4
 from aiokafka.protocol.types import Schema
 
+from kafka_records.record_batch import read_unsigned
+
 LATEST: Final = -1
 """Requests the end of a partition's log."""
 EARLIEST: Final = -2
@@ -395,16 +397,6 @@ def unsigned(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def read_unsigned(data: bytes, at: int) -> tuple[int, int]:
-    """Decode an unsigned varint; return it with the position after it. Raises IndexError where it does not end."""
-    value = shift = 0
-    while (byte := data[at]) > 0x7F:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        at += 1
-    return value | byte << shift, at + 1
 
 
 def _read_length(data: bytes, at: int) -> tuple[int, int]:

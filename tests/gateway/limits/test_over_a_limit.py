@@ -440,7 +440,7 @@ async def test_mqtt_is_sent_qos_1_at_the_rate_and_nothing_is_lost(gateway: Gatew
 
 async def test_mqtt_drops_qos_0_above_the_rate_and_counts_it(gateway: Gateway, new_topic: NewTopic) -> None:
     topic = await new_topic(partitions=1)
-    counters = gateway.made.state.parts.counters
+    counters = gateway.made.state.mqtt.parts.counters
     before = counters.dropped
     async with gateway.mqtt(named("reader", "qos0")) as reader:
         await reader.subscribe(packets.Subscription(f"{topic}/#", 0))

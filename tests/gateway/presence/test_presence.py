@@ -42,7 +42,7 @@ class Gateway(NamedTuple):
 
     @property
     def owner(self) -> str:
-        return self.made.state.sessions.owner
+        return self.made.state.mqtt.sessions.owner
 
     def address(self, protocol: str) -> tuple[str, int]:
         host, _, port = self.listeners[protocol].bound.rpartition(":")
@@ -58,8 +58,10 @@ async def running(bootstrap: str, topic: str = TOPIC) -> AsyncIterator[Gateway]:
     ):
         parts = made.process, made.security, made.log, made.state
         listeners: dict[str, Listener] = {
-            "mqtt": make_mqtt(*parts), "amqp": make_amqp(*parts), "http": make_rest(*parts)
-        }  # fmt: skip
+            "mqtt": make_mqtt(made.process, made.security, made.state),
+            "amqp": make_amqp(*parts),
+            "http": make_rest(*parts),
+        }
         for listener in listeners.values():
             await listener.start()
             stack.push_async_callback(listener.stop, 2.0)
@@ -227,7 +229,7 @@ async def test_a_client_id_that_another_principal_has_elsewhere_is_refused(
 
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         await producer.send_and_wait("__trivium_sessions", json.dumps(beat).encode(), key=f"gateway/{name}".encode())
-        await wait_until(lambda: one.made.state.sessions.gateways.is_alive(f"{name}/1"))
+        await wait_until(lambda: one.made.state.mqtt.sessions.gateways.is_alive(f"{name}/1"))
         await tell(producer)
         assert (await connect(one, name)).connack.reason_code == 0x87
         await tell(producer, state="offline")
@@ -311,7 +313,7 @@ async def test_no_client_writes_it(both: tuple[Gateway, Gateway], connect: Conne
     await client.subscribe(Subscription(f"{TOPIC}/mqtt/x", 1))
     client.send(packets.Pingreq())
     await client.expect(packets.Pingresp)
-    assert one.made.state.retained.get(f"{TOPIC}/mqtt/x") is None
+    assert one.made.state.mqtt.retained.get(f"{TOPIC}/mqtt/x") is None
 
 
 async def test_while_kafka_is_away_clients_are_served_and_the_last_states_come_later(

@@ -15,10 +15,11 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import ConsumerRecord
 from msgspec.structs import replace
 
+from gateway.kafka.log import Log
 from gateway.observe.tracing import Tracing
-from gateway.process.assembly import ListenerSecurity, Log
+from gateway.process.assembly import ListenerSecurity
 from gateway.process.listeners import make_rest
-from gateway.rest.listener import RestServer
+from gateway.rest.rest_server import RestServer
 from gateway.security.identity import Identity
 from gateway.security.rights.access_rules import ListedRules
 from gateway.settings.config import AccessRule, Address, BudgetConfig, SecurityConfig

@@ -145,7 +145,7 @@ async def test_a_second_signal_ends_the_lead_time() -> None:
 async def test_records_that_kafka_stored_are_acknowledged_before_the_close(bootstrap: str, new_topic: NewTopic) -> None:
     topic = await new_topic()
     async with assembled(bootstrap, create=False, mqtt={"address": "127.0.0.1:0"}) as made:
-        listener = make_mqtt(*made)
+        listener = make_mqtt(made.process, made.security, made.state)
         await listener.start()
         host, _, port = listener.bound.rpartition(":")
         client = await RawClient.connect((host, int(port)))

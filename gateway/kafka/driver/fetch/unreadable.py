@@ -8,8 +8,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gateway.kafka.driver.fetch.fetched_records import Unreadable
 from gateway.runtime.failures import Repeats
+from kafka_records.fetched_records import Unreadable
 from telemetry.statistics import counter
 
 log = logging.getLogger(__name__)

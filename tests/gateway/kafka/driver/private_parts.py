@@ -1,7 +1,7 @@
-"""The private attributes of aiokafka that the driver uses, each with its reason. aiokafka 0.14 is pinned for them.
+"""The private attributes of aiokafka that are used, each with its reason. aiokafka 0.14 is pinned for them.
 
-Nothing outside `gateway.kafka.driver` uses private attributes. `test_private_parts.py` looks up each name in the
-installed aiokafka, so that an upgrade immediately shows which of them no longer exist.
+Nothing outside `gateway.kafka.driver` and `kafka_records` uses private attributes. `test_private_parts.py` looks up
+each name in the installed aiokafka, so that an upgrade immediately shows which of them no longer exist.
 """
 
 from __future__ import annotations

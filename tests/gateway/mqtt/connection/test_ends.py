@@ -60,7 +60,7 @@ class Gateway:
 @contextlib.asynccontextmanager
 async def running(bootstrap: str, **settings: Any) -> AsyncIterator[Gateway]:
     async with assembled(bootstrap, create=True, mqtt=LOCAL, **settings) as made:
-        server = make_mqtt(made.process, made.security, made.log, made.state)
+        server = make_mqtt(made.process, made.security, made.state)
         await server.start()
         try:
             yield Gateway(made, server)
@@ -133,7 +133,7 @@ async def test_what_was_sent_behind_a_subscribe_is_not_handled_after_a_takeover(
     """The session is the new connection's: a PUBLISH of the old one would take its packet identifier."""
     topic, name = await new_topic(partitions=1), f"ends-{uuid.uuid4().hex[:8]}"
     options: dict[str, Any] = {"clean_start": False, "session_expiry_interval": 60}
-    router = gateway.made.state.parts.router
+    router = gateway.made.state.mqtt.parts.router
     asked, go_on, hold = asyncio.Event(), asyncio.Event(), router.hold
 
     async def slow(*arguments: Any) -> Any:
@@ -171,19 +171,19 @@ async def test_a_deleted_topic_s_start_offsets_are_forgotten_without_a_session_t
     client = await RawClient.connect(gateway.address, session_expiry_interval=60)
     assert await client.publish(topic, b"x", 2) in {0, ReasonCode.NO_MATCHING_SUBSCRIBERS}
     await client.disconnect(session_expiry_interval=0)
-    assert topic in gateway.made.state.parts.qos2.start_offsets
+    assert topic in gateway.made.state.mqtt.parts.qos2.start_offsets
     await admin.delete_topics([topic])
     async with asyncio.timeout(60):
         while topic in log.topics.names:
             await log.topics.refresh()
-    assert topic not in gateway.made.state.parts.qos2.start_offsets
+    assert topic not in gateway.made.state.mqtt.parts.qos2.start_offsets
 
 
 async def test_a_refused_connect_does_not_count_for_the_limits(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its socket is open for another second, in which the client tries again."""
     rules = [{"per": "listener", "connections": 1}]
     async with running(bootstrap, limits={"rules": rules}) as gateway:
-        opening = gateway.made.state.opening
+        opening = gateway.made.state.mqtt.opening
         open_session = opening.open
 
         async def busy(*_: Any, **__: Any) -> Any:

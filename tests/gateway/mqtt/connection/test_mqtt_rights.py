@@ -176,7 +176,7 @@ async def test_a_right_that_is_revoked_while_a_client_joins_a_group_is_refused(
 async def test_a_will_whose_right_is_revoked_during_connect_is_refused(
     revocable: Revocable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    revocable.revoke_after(monkeypatch, revocable.made.state.opening, "open")
+    revocable.revoke_after(monkeypatch, revocable.made.state.mqtt.opening, "open")
     client = await RawClient.connect(revocable.address, will=Will(f"raw-{RUN}/will", b"x"))
     assert client.connack.reason_code == ReasonCode.NOT_AUTHORIZED
     client.drop()
@@ -208,7 +208,7 @@ async def test_a_message_in_flight_is_not_sent_again_without_the_right(
         await reader.subscribe(Subscription(f"{topic}/#", qos))
     assert {(await reader.expect(Publish)).topic for _ in range(2)} == {gone, kept}
     reader.drop()
-    await wait_until(lambda: topic not in revocable.made.state.sessions.live)
+    await wait_until(lambda: topic not in revocable.made.state.mqtt.sessions.live)
     rules = [AccessRule(topic=gone, action="subscribe", allow=False), AccessRule(topic="#")]
     revocable.made.security.access_list.use(_Replaced(rules))
     again = await RawClient.connect(revocable.address, topic, **options)

@@ -193,7 +193,7 @@ async def test_subscribing_again_and_again_keeps_no_more_than_two_searches(boots
     """A client that acknowledges nothing could fill the memory: each SUBSCRIBE asks for all messages again."""
     name = f"progress-{uuid.uuid4().hex[:8]}"
     async with assembled(bootstrap, create=True, mqtt={"address": Address("127.0.0.1:0")}) as made:
-        server = make_mqtt(made.process, made.security, made.log, made.state)
+        server = make_mqtt(made.process, made.security, made.state)
         await server.start()
         host, _, port = server.bound.rpartition(":")
         address = host, int(port)
@@ -203,7 +203,7 @@ async def test_subscribing_again_and_again_keeps_no_more_than_two_searches(boots
         client = await RawClient.connect(address, name, **KEPT)
         for _ in range(50):
             await client.subscribe(Subscription(f"{name}/+", 1))
-        deliveries = made.state.sessions.live[name].deliveries
+        deliveries = made.state.mqtt.sessions.live[name].deliveries
         await wait_until(lambda: deliveries._retained is not None and deliveries._retained.first is not None)
         assert len(deliveries._retained._pending) <= 2
         assert len(deliveries.pending_retained) <= 2

@@ -14,8 +14,8 @@ from aiokafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.kafka.driver.fetch.decompression import DECODERS, FLOOR, RATIO, TooLargeError, limit_of
-from tests.gateway.kafka.driver.test_fetched_records import read_to, reading
+from kafka_records.decompression import DECODERS, FLOOR, RATIO, TooLargeError, limit_of
+from tests.kafka_records.test_fetched_records import read_to, reading
 from tests.support.raw_batches import batch, produce_raw
 
 CODECS = {

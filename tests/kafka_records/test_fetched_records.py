@@ -14,9 +14,9 @@ from aiokafka.errors import CorruptRecordException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.kafka.driver.fetch.fetched_records import FETCHED_AGAIN, Unreadable, _Converted, _Trials, convert_arrivals
-from gateway.kafka.driver.fetch.record_batch import FetchedBatches, records
 from gateway.kafka.driver.kafka_consumer import close_consumer, log_consumer, poll
+from kafka_records.fetched_records import FETCHED_AGAIN, Unreadable, _Converted, _Trials, convert_arrivals
+from kafka_records.record_batch import FetchedBatches, records
 from mapping.record import Received
 from tests.reference.record_buffer import varint
 from tests.support.altering_proxy import FETCH, AlteringProxy, of_another_partition

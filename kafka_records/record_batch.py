@@ -18,8 +18,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
 from aiokafka.record.util import calc_crc32c
 
-from gateway.kafka.driver.fetch.decompression import DECODERS
-from gateway.kafka.driver.wire import read_unsigned
+from kafka_records.decompression import DECODERS
 from mapping.record import Header, Received
 
 _HEADER: Final = Struct(">qiibIhiqqqhii")
@@ -173,3 +172,13 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
     except IndexError:
         raise CorruptRecordException("a number does not end") from None
     return (value >> 1) ^ -(value & 1), at + size
+
+
+def read_unsigned(data: bytes, at: int) -> tuple[int, int]:
+    """Decode an unsigned varint; return it with the position after it. Raises IndexError where it does not end."""
+    value = shift = 0
+    while (byte := data[at]) > 0x7F:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+    return value | byte << shift, at + 1

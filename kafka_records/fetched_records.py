@@ -22,8 +22,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import READ_COMMITTED, FetchResult, PartitionRecords
 from aiokafka.errors import CorruptRecordException
 
-from gateway.kafka.driver.fetch.decompression import bound_decompression
-from gateway.kafka.driver.fetch.record_batch import BEHIND_THE_END, FetchedBatches, offset_behind, records
+from kafka_records.decompression import bound_decompression
+from kafka_records.record_batch import BEHIND_THE_END, FetchedBatches, offset_behind, records
 from mapping.record import Received
 
 FETCHED_AGAIN: Final = 3
