@@ -49,9 +49,9 @@ from gateway.presence.ledger import PresenceStatistics
 from gateway.rest.consume.instances import ConsumersStatistics
 from gateway.rest.consume.record_pages import RecordPagesStatistics
 from gateway.rest.device_requests import RequestsStatistics
-from gateway.rest.rest_server import RestStatistics
 from gateway.rest.live.live_websockets import LiveWebSocketStatistics
 from gateway.rest.produce.line_uploads import UploadsStatistics
+from gateway.rest.rest_server import RestStatistics
 from gateway.rest.streams.server_sent_events import StreamsStatistics
 from gateway.runtime.failures import FailureStatistics
 from gateway.runtime.version import Build
