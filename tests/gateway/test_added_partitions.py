@@ -112,6 +112,7 @@ WAYS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.part("confluent")
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_added_partition_is_reached_at_once(
     gateway: GatewayProcess, bootstrap: str, admin: AIOKafkaAdminClient, new_topic: Any, way: str

@@ -257,6 +257,7 @@ MQTT_PLACES = ("client:Client._act", "publishing:Incoming.settle")
 AMQP_PLACES = ("connection:AmqpConnection.handle", "connection:AmqpConnection.settle", "attaches:Attach.answer")
 
 
+@pytest.mark.part("live websockets")
 @pytest.mark.timeout(400)
 async def test_a_bug_closes_a_connection_with_its_protocols_internal_error(faulty: Faulty) -> None:
     topic = f"f-{uuid.uuid4().hex[:10]}"

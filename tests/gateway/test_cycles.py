@@ -25,6 +25,8 @@ from tests.support.amqp_transactions import Transacted
 from tests.support.mqtt import RawClient
 from tests.support.uncollected import Uncollected
 
+pytestmark = pytest.mark.part("live websockets")
+
 TURNS = 8  # per round; a leak shows as one object or more per turn
 OURS = (
     "gateway.",

@@ -192,6 +192,7 @@ sources = ["user"]
 """
 
 
+@pytest.mark.part("tenants")
 async def test_of_a_tenants_names_the_first_dot_stays_the_tenants(
     bootstrap: str, new_gateway: NewGateway, admin: AIOKafkaAdminClient, tmp_path: Any
 ) -> None:

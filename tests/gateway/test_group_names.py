@@ -25,6 +25,8 @@ from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.part("live websockets")
+
 T = TypeVar("T")
 NewTopic = Callable[..., Awaitable[str]]
 V2 = {"Content-Type": "application/vnd.kafka.v2+json"}

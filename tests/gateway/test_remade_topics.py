@@ -278,6 +278,7 @@ async def fill(bootstrap: str, topic: str, partitions: int, name: str, count: in
     return values
 
 
+@pytest.mark.part("live websockets")
 @pytest.mark.timeout(280)
 async def test_readers_continue_after_a_topic_is_recreated(
     new_gateway: Callable[..., GatewayProcess], new_topic: Any, admin: AIOKafkaAdminClient, bootstrap: str

@@ -48,6 +48,7 @@ async def scraped(gateway: GatewayProcess, name: str) -> float:
     return float(next(line for line in text.splitlines() if line.startswith(f"{name} ")).split()[1])
 
 
+@pytest.mark.part("live websockets")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_reader_goes_on(
     bootstrap: str, admin: AIOKafkaAdminClient, new_topic: Any, new_gateway: Callable[..., GatewayProcess], kind: str

@@ -8,6 +8,7 @@ import uuid
 from typing import Any
 
 import aiohttp
+import pytest
 from proton import Message
 from proton.utils import BlockingConnection
 
@@ -76,6 +77,7 @@ async def send_all(gateway: GatewayProcess, topic: str, mqtt: RawClient) -> None
     await mqtt.publish(f"{topic}/mqtt", b"mqtt", user_properties=tuple((name, FORGED) for name in RESERVED))
 
 
+@pytest.mark.part("live websockets")
 async def test_no_client_can_forge_the_gateways_headers(gateway: GatewayProcess) -> None:
     topic = f"vouched-{uuid.uuid4().hex[:8]}"
     mqtt = await RawClient.connect(gateway.address("mqtt"))

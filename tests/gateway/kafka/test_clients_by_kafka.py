@@ -212,6 +212,7 @@ async def until(refused: Callable[[], Awaitable[bool]]) -> float:
     return asyncio.get_running_loop().time()
 
 
+@pytest.mark.part("live websockets")
 async def test_a_right_that_is_withdrawn_ends_what_its_client_does(gateway: Gateway, acls: Acls) -> None:
     async with contextlib.AsyncExitStack() as stack:
         publisher, subscriber, worker = [await gateway.mqtt("ann") for _ in range(3)]

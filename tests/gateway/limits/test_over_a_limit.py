@@ -312,6 +312,7 @@ async def test_http_has_no_more_connections(gateway: Gateway, kind: str) -> None
         await wait_until(admitted)
 
 
+@pytest.mark.part("live websockets")
 async def test_a_stream_is_a_connection_until_it_ends(gateway: Gateway, new_topic: NewTopic) -> None:
     user, topic = named("few", "sse"), await new_topic(partitions=1)
 
@@ -375,6 +376,7 @@ async def test_mqtt_is_not_read_and_its_silence_not_judged(gateway: Gateway, new
         await writer.ping()
 
 
+@pytest.mark.part("live websockets")
 async def test_a_websocket_is_not_read(gateway: Gateway, new_topic: NewTopic) -> None:
     user, topic = named("writer", "websocket"), await new_topic(partitions=1)
     async with (
@@ -483,6 +485,7 @@ async def test_events_come_at_the_rate(gateway: Gateway, new_topic: NewTopic) ->
     assert found == values
 
 
+@pytest.mark.part("live websockets")
 async def test_records_of_a_websocket_come_at_the_rate(gateway: Gateway, new_topic: NewTopic) -> None:
     user, topic = named("reader", "websocket"), await new_topic(partitions=1)
     values = await store(gateway, topic)

@@ -55,6 +55,7 @@ async def flood_websocket(gateway: GatewayProcess, topic: str) -> None:
         assert (await socket.receive_json(timeout=60))["type"] == "produced"
 
 
+@pytest.mark.part("live websockets")
 @pytest.mark.parametrize("flood", [flood_mqtt, flood_websocket], ids=["mqtt", "websocket"])
 async def test_the_rate_of_a_principal_holds_over_reconnects(
     limited: GatewayProcess,

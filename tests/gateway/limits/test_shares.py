@@ -22,6 +22,8 @@ from tests.support.amqp_transactions import Transacted
 from tests.support.gateway import GatewayProcess
 from tests.support.mqtt import RawClient
 
+pytestmark = pytest.mark.part("device requests")
+
 NewTopic = Callable[..., Awaitable[str]]
 GREEDY, OTHER = "127.0.0.2", "127.0.0.3"  # each address of anonymous clients is a client
 SHARE = 2

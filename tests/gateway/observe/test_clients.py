@@ -246,6 +246,7 @@ async def test_ids_may_be_anything(gateway: GatewayProcess, operator: aiohttp.Cl
             writer.close()
 
 
+@pytest.mark.part("live websockets")
 async def test_http_has_connections_streams_websockets_and_consumers(
     gateway: GatewayProcess, operator: aiohttp.ClientSession, name: str, new_topic: Any
 ) -> None:

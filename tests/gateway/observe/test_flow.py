@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 from proton.utils import BlockingConnection
 
 from gateway.observe.flow import FlowSnapshots
@@ -106,6 +107,7 @@ async def ask(gateway: GatewayProcess, query: str = "") -> dict[str, Any]:
         return msgspec.json.decode(await answer.read())
 
 
+@pytest.mark.part("live websockets")
 async def test_every_protocol_tells_its_windows(gateway: GatewayProcess) -> None:
     name = f"flow-{uuid.uuid4().hex[:8]}"
     hostile = f"{name}<img src=x onerror=alert(1)>"

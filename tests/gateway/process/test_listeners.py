@@ -215,6 +215,7 @@ async def test_one_of_two_http_listeners_is_behind_a_balancer(gateway: GatewayPr
     assert await is_closed(gateway, "inner", b"GET /topics HTTP/1.1\r\nHost: x\r\n\r\n")
 
 
+@pytest.mark.part("live websockets")
 async def test_connections_above_the_maximum_are_closed_immediately_and_counted(gateway: GatewayProcess) -> None:
     """HTTP connections, WebSockets of MQTT and event streams all count; a closed one frees its place."""
     here = 'listener="public",protocol="http"'

@@ -420,6 +420,7 @@ async def test_a_control_request_needs_the_control_type(http: aiohttp.ClientSess
     assert (await consumer.post("subscription"))[0] == 400
 
 
+@pytest.mark.part("confluent")
 async def test_abandoned_consumers_are_removed_and_their_number_is_bounded(
     bootstrap: str, new_topic: Any, admin: AIOKafkaAdminClient
 ) -> None:
@@ -535,6 +536,7 @@ async def test_the_list_of_topics_is_kafkas_at_this_moment(
     assert topic not in (await ask(http, "GET", "/topics"))[1]
 
 
+@pytest.mark.part("confluent")
 async def test_missing_settings_of_a_consumer_are_the_gateways(bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False}

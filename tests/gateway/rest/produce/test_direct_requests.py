@@ -354,6 +354,7 @@ async def test_changed_rights_hold_from_the_next_request_of_a_connection(bootstr
         client.close()
 
 
+@pytest.mark.part("tenants")
 async def test_requests_of_a_tenant_are_counted_one_by_one(bootstrap: str) -> None:
     asked = request(f"counted-{uuid.uuid4().hex[:8]}")
     security = SecurityConfig.model_validate({"tenants": {"sources": ["listener"]}})

@@ -78,6 +78,7 @@ async def test_a_thousand_records_are_one_request(http: aiohttp.ClientSession, n
         assert (stored.key, stored.value) == (sent["key"].encode(), str(sent["value"]).encode())  # type: ignore[attr-defined]
 
 
+@pytest.mark.part("confluent")
 async def test_records_of_a_request_without_keys_lie_in_one_partition_in_order(
     http: aiohttp.ClientSession, new_topic: Any
 ) -> None:

@@ -50,6 +50,7 @@ async def post(gateway: Gateway, path: str, media: str, coding: str, body: bytes
     return int(head_bytes.split()[1]), content
 
 
+@pytest.mark.part("confluent")
 @pytest.mark.parametrize("coding", CODED)
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_a_body_that_breaks_off_in_its_coding_is_refused(
@@ -94,6 +95,7 @@ async def test_a_body_cut_at_any_byte_stores_nothing(
     assert [record.offset for record in await read_topic(bootstrap, topic, 1)] == [0]
 
 
+@pytest.mark.part("confluent")
 @pytest.mark.parametrize("coding", CODED)
 async def test_a_large_body_that_is_cut_is_not_stored_in_part(gateway: Gateway, new_topic: Any, coding: str) -> None:
     """The bug was: 1,000,000 bytes became 493,823 in the topic, with 200."""
@@ -124,6 +126,7 @@ async def test_a_truncated_upload_has_stored_the_records_that_it_reported(
         assert (await offsets.json(content_type=None))["end_offset"] == len(told) <= 50_000
 
 
+@pytest.mark.part("confluent")
 @pytest.mark.parametrize("coding", CODED)
 async def test_a_truncated_stream_of_version_3_has_stored_the_records_that_it_reported(
     gateway: Gateway, new_topic: Any, coding: str
@@ -171,6 +174,7 @@ async def impatient(bootstrap: str) -> AsyncIterator[Gateway]:
         over.set()
 
 
+@pytest.mark.part("confluent")
 @pytest.mark.parametrize("coding", [*CODED, "identity"])
 async def test_no_body_is_waited_for_without_end(impatient: Gateway, coding: str) -> None:
     cluster_id = await cluster(impatient)

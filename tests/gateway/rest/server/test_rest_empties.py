@@ -63,6 +63,7 @@ def emptied(whole: Any) -> Iterator[Any]:
             yield changed
 
 
+@pytest.mark.part("confluent")
 @pytest.mark.parametrize("number", range(len(OPERATIONS)))
 async def test_nothing_where_there_is_something(gateway: Gateway, new_topic: Any, number: int) -> None:
     method, path, headers, body = OPERATIONS[number]

@@ -23,6 +23,7 @@ async def exchange(gateway: Gateway, method: str, path: str) -> tuple[int, dict[
     return int(lines.split()[1]), {name.lower(): value for name, value in fields}, body
 
 
+@pytest.mark.part("confluent")
 @pytest.mark.parametrize("template", GETS)
 async def test_head_has_the_fields_of_get_and_consumes_nothing(gateway: Gateway, new_topic: Any, template: str) -> None:
     topic = await new_topic(partitions=1)

@@ -27,6 +27,7 @@ async def test_a_forwarded_path_is_shown_percent_encoded(gateway: Gateway, field
     assert b"/a%FF" in content
 
 
+@pytest.mark.part("confluent")
 async def test_a_consumers_address_has_the_forwarded_path_and_no_host_that_is_not_text(gateway: Gateway) -> None:
     create = "POST /consumers/g-latin HTTP/1.1\r\nContent-Type: application/vnd.kafka.v2+json\r\n"
     before = gateway.counts("consumers").created_total

@@ -38,6 +38,7 @@ async def end_of(gateway: Gateway, topic: str) -> int:
         return int((await ask(http, "GET", f"/topics/{topic}/partitions/0/offsets"))[1]["end_offset"])
 
 
+@pytest.mark.part("device requests")
 @pytest.mark.parametrize("page", PAGES)
 async def test_a_page_of_another_site_publishes_and_reads_nothing(gateway: Gateway, new_topic: Any, page: str) -> None:
     topic = await new_topic(partitions=1)

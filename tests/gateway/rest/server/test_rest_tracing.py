@@ -32,6 +32,7 @@ async def test_the_clients_context_is_stored_with_the_record(http: aiohttp.Clien
         assert names.count("traceparent") == names.count("tracestate") == 1
 
 
+@pytest.mark.part("device requests")
 async def test_a_request_and_what_it_publishes_are_spans(bootstrap: str, new_topic: Any) -> None:
     topic = await new_topic(partitions=1)
     kept = InMemorySpanExporter()

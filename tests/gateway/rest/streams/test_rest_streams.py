@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+import pytest
 import trustme
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
@@ -283,6 +284,7 @@ async def test_old_http_and_what_comes_behind_the_request(gateway: Gateway, new_
     assert b"Connection: close" in answer
 
 
+@pytest.mark.part("live websockets")
 async def test_over_tls(bootstrap: str, new_topic: NewTopicFactory, tmp_path: Path) -> None:
     topic = await new_topic(partitions=1)
     authority = trustme.CA()
