@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Annotated, Final
 
 import msgspec
+import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
@@ -30,7 +30,7 @@ from gateway.views.pauses import NO_CAPACITY, pauses
 from mapping.record import Received
 from telemetry.statistics import counter, gauge
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 PART: Final = "catch-up reader"  # its name in the log
@@ -339,7 +339,7 @@ class _CatchUpWorker:
         except KafkaError as error:
             if is_broken(consumer):
                 raise
-            log.warning("catch-up reader: %r", error)
+            log.warning("catch-up reader: a fetch has failed", error=repr(error))
             await asyncio.sleep(0.1)
             return 0
         if not self.holds(queue):
@@ -406,9 +406,13 @@ class _CatchUpWorker:
             if lost and reading.gap is not None:
                 reading.gap(lost)
             log.warning(
-                "catch-up reader: %s-%d has no offset %d; %d records are lost, continuing at %d",
-                partition.topic, partition.partition, reading.position, lost, first,
-            )  # fmt: skip
+                "catch-up reader: an offset is gone",
+                topic=partition.topic,
+                partition=partition.partition,
+                offset=reading.position,
+                lost=lost,
+                continues_at=first,
+            )
             reading.position = first
             if first >= reading.goal():
                 self._pool.finish(queue, reading)

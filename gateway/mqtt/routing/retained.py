@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
+import structlog
 
 from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
@@ -29,7 +29,7 @@ from protocols.mqtt.retained_names import NameTrie
 from protocols.mqtt.topics import is_valid_name
 from telemetry.statistics import counter, gauge
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 RETAINED: Final = "__trivium_retained"
 SWEEP_S: Final = 1.0
@@ -314,9 +314,11 @@ class Retained:
             self._invalid += 1
             if self._invalid == 1:
                 log.warning(
-                    "%s-%d: the key at offset %d is not an MQTT topic name; such records are ignored",
-                    self.name, record.partition, record.offset,
-                )  # fmt: skip
+                    "a key is not an MQTT topic name; such records are ignored",
+                    topic=self.name,
+                    partition=record.partition,
+                    offset=record.offset,
+                )
             return
         ahead = self._ahead.get(name)
         if ahead is not None and ahead[0] == record.partition:
