@@ -92,7 +92,7 @@ class StateStatistics(msgspec.Struct, frozen=True):
     table: Annotated[dict[str, TopicStatistics], structs_by("table")]
 
 
-class PendingWrite:
+class PendingWrite(Owner):
     """The owner of one write whose result is awaited."""
 
     __slots__ = ("done",)
@@ -101,7 +101,7 @@ class PendingWrite:
         self.done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """See `contracts.Owner`."""
+        """Take Kafka's answer."""
         if not self.done.done():
             self.done.set_result(result)
 
@@ -158,7 +158,7 @@ class StateTopic:
         return partition_of(key, self.partitions)
 
     def statistics(self, lag: int) -> TopicStatistics:
-        """See `TopicStatistics`."""
+        """Return the counts so far."""
         return TopicStatistics(self.records, self.failed, self.restarts, self.written, lag)
 
     def apply_record(self, record: Received) -> None:
@@ -264,7 +264,7 @@ class StateTopics:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def statistics(self) -> StateStatistics:
-        """See `StateStatistics`."""
+        """Return the counts so far."""
         lag = dict.fromkeys(self._tables, 0)
         assigned = self._consumer.assignment() if self._consumer is not None else ()
         for partition, position in self._positions.items():

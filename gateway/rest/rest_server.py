@@ -142,7 +142,7 @@ class RestServer(HttpServer):
 
     def departing(self) -> Iterable[Departing]:
         """Return HTTP connections, event streams and WebSockets."""
-        connections = (cast("HttpConnection", one) for one in self.connections)
+        connections = (cast("HttpConnection", connection) for connection in self.connections)
         return [*connections, *self._events.departing(), *self._live.departing()]
 
     def stop_receiving(self) -> None:

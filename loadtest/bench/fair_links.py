@@ -21,7 +21,7 @@ import uvloop
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.kafka.cluster.topics import Topics
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.settings.config import BudgetConfig, KafkaConfig
@@ -30,7 +30,7 @@ from mapping.record import Record
 PARTITIONS = 3
 
 
-class Link:
+class Link(Owner):
     """A sender with a limited number of unsettled records."""
 
     def __init__(self, publisher: Publisher, topic: str, records: int, window: int) -> None:

@@ -132,6 +132,18 @@ def test_a_library_is_imported_only_where_the_architecture_allows(library: str, 
     assert {path for path in found if not path.startswith(places)} == set()
 
 
+def test_a_docstring_says_its_thing():
+    """One that only points elsewhere makes the reader look it up."""
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in tracked()
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in PRODUCT
+        for line in path.read_text().splitlines()
+        if re.match(r'\s*"""See [^"]*"""$', line)
+    ]
+    assert found == []
+
+
 def test_import_contracts_hold():
     found = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as main; main()", "--no-cache"],

@@ -268,18 +268,18 @@ class Creation:
         request = create_topics_request(
             [
                 (
-                    one.name,
-                    config.topic_partitions if one.partitions is None else one.partitions,
-                    default if one.replication is None else one.replication,
-                    list(one.configs),
+                    order.name,
+                    config.topic_partitions if order.partitions is None else order.partitions,
+                    default if order.replication is None else order.replication,
+                    list(order.configs),
                 )
-                for one in wanted
+                for order in wanted
             ],
             timeout_ms=round(config.request_timeout_s * 1000),
         )
         response = await self._queries.request(request)
         answers: dict[str, Made | Refused] = {}
-        partitions = {one.name: one.partitions or config.topic_partitions for one in wanted}
+        partitions = {order.name: order.partitions or config.topic_partitions for order in wanted}
         new: dict[str, bool] = {}
         for name, code, *message in response.topic_errors:
             error = errors.for_code(code)

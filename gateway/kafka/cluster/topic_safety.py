@@ -74,8 +74,8 @@ def topics_to_check(metadata: wire.Metadata) -> tuple[list[str], list[str], list
     """Return the topics whose safety matters: Kafka's own, the gateway's own, those of clients."""
     names = sorted(metadata.topics)
     own = [name for name in names if name.startswith(OWN)]
-    theirs = [name for name in names if is_topic_name(name) and not name.startswith(INTERNAL_TOPIC_PREFIX)]
-    return [name for name in KAFKA_TOPICS if name in metadata.topics], own, theirs
+    of_clients = [name for name in names if is_topic_name(name) and not name.startswith(INTERNAL_TOPIC_PREFIX)]
+    return [name for name in KAFKA_TOPICS if name in metadata.topics], own, of_clients
 
 
 async def describe_topics(queries: TopicQueries, names: Sequence[str]) -> list[TopicInfo]:

@@ -208,7 +208,7 @@ def _ends_handed_out(dispatch: Dispatch) -> dict[AssignedPartition, int]:
     """Return, by partition, the offset below which records were handed out; empty while no subscriber holds any."""
     if not any(member.held for member in dispatch.members.values()):
         return {}
-    ends = {one: one.position for one in dispatch.assignment.values() if one.position is not None}
+    ends = {assigned: assigned.position for assigned in dispatch.assignment.values() if assigned.position is not None}
     for pool in dispatch.ready.pools:
         for delivery in pool.ready:
             if delivery.turn > pool.handed_out and delivery.record.offset < ends.get(delivery.assigned, 0):

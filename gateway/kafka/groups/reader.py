@@ -71,7 +71,7 @@ POLL_MS: Final = 1000
 
 
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    """See the module. `Groups` starts, shares and closes readers.
+    """The member of one group in this process. `Groups` starts, shares and closes readers.
 
     `topics` is the current subscription. `dispatch` delivers the records, and subscribers settle them there.
     """
@@ -514,11 +514,11 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return True
 
     def unread(self, member: Member, ends: Mapping[TopicPartition, int]) -> int:
-        """See `statistics.unread`."""
+        """Return how many records a member has not got yet, given the ends of the log."""
         return unread(self.dispatch, self._consumer, member, ends)
 
     def statistics(self) -> GroupStatistics:
-        """See `GroupStatistics`."""
+        """Return the counts so far."""
         stalled = sum(assigned.ours for assigned in self._stalled)
         counts = {"commits": self.commits.count, "rebalances": self._rebalances, "stalled": stalled}
         return snapshot(self.group, self.topics, self.dispatch, self._consumer, **counts)

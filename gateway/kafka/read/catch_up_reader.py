@@ -149,7 +149,7 @@ class CatchUpReader:
         await asyncio.gather(*(worker.task for worker in workers), return_exceptions=True)
 
     def statistics(self) -> CatchUpStatistics:
-        """See `CatchUpStatistics`."""
+        """Return the counts so far."""
         return CatchUpStatistics(
             subscribers=len(self._queues),
             readings=sum(len(queue.readings) for queue in self._queues.values()),
@@ -202,10 +202,9 @@ class CatchUpReader:
             pauses.end_all(queue.subscriber, *NO_CAPACITY)
 
     def _park(self, queue: _Queue) -> None:
-        """Park a subscriber without capacity; its method `pause_reason`, if any, returns the reason and subject."""
+        """Park a subscriber without capacity."""
         queue.state = _State.PARKED
-        pause_reason = getattr(queue.subscriber, "pause_reason", None)
-        found: tuple[str, str] | None = None if pause_reason is None else pause_reason()
+        found = queue.subscriber.pause_reason()
         if found is not None:
             pauses.begin(found[0], queue.subscriber, found[1])
 

@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 class LiveReader:
-    """See the module. A subscriber belongs to one fan-out; subscribers must be hashable by identity."""
+    """Reads watched topics at the end of the log. A subscriber, hashable by identity, belongs to one fan-out."""
 
     def __init__(
         self,
@@ -364,7 +364,7 @@ class LiveReader:
         return max(part.stored, self.end(tp) or 0)
 
     def statistics(self) -> LiveStatistics:
-        """See `LiveStatistics`."""
+        """Return the counts so far."""
         lag: dict[str, int] = {}
         for partition, part in self._partitions.items():
             lag[partition.topic] = lag.get(partition.topic, 0) + max(0, (self.end(partition) or 0) - part.position)

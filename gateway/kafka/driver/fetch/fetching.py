@@ -41,7 +41,7 @@ class NearerReplicas(dict[TopicPartition, tuple[int, float]]):
         super().__setitem__(place, copy)
 
     def pop(self, place: TopicPartition, *default: Any) -> Any:
-        """See `dict`."""
+        """Remove a partition, and count that it has moved to another replica."""
         self.popped = place if place in self else None
         self.moves += place in self
         return super().pop(place, *default)

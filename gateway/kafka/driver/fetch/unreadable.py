@@ -43,7 +43,7 @@ class UnreadableCounter:
             log.error("nothing can read a batch or record; readers step over it", what=str(what), **more)
 
     def statistics(self) -> UnreadableStatistics:
-        """See `UnreadableStatistics`."""
+        """Return the counts so far."""
         return UnreadableStatistics(self._batches, self._offsets)
 
 

@@ -39,11 +39,11 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         """Take the place of the producer's own sender."""
-        theirs = producer._sender
+        replaced = producer._sender
         super().__init__(
-            producer.client, acks=theirs._acks, txn_manager=producer._txn_manager,
-            message_accumulator=producer._message_accumulator, retry_backoff_ms=1000 * theirs._retry_backoff,
-            request_timeout_ms=theirs._request_timeout_ms,
+            producer.client, acks=replaced._acks, txn_manager=producer._txn_manager,
+            message_accumulator=producer._message_accumulator, retry_backoff_ms=1000 * replaced._retry_backoff,
+            request_timeout_ms=replaced._request_timeout_ms,
         )  # fmt: skip
         self.is_over = False
         self._limit = producer._max_request_size

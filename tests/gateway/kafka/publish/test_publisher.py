@@ -9,7 +9,7 @@ import uuid
 import msgspec
 import pytest
 
-from gateway.kafka.contracts import Refused
+from gateway.kafka.contracts import Owner, Refused
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.settings.config import BudgetConfig, KafkaConfig
 from mapping.outcomes import Outcome
@@ -339,7 +339,7 @@ async def test_the_budget_shuts_the_gate_and_opens_it_again(bootstrap, new_topic
 
 
 async def test_an_owner_that_raises_does_not_affect_others(bootstrap, new_topic, kit, logged):
-    class Broken:
+    class Broken(Owner):
         def settle(self, tokens, offsets, result):
             raise RuntimeError("broken owner")
 
@@ -471,7 +471,7 @@ async def test_drain_waits_for_what_an_owner_submits_as_it_settles(bootstrap, ne
     async with kit(bootstrap) as k:
         last = k.recorder()
 
-        class Chain:
+        class Chain(Owner):
             """Submits a second record when the first is stored."""
 
             def settle(self, tokens, offsets, result):
