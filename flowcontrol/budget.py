@@ -174,16 +174,16 @@ class GroupBudget(Budget):
         return self.bytes + self.promised
 
     def allows(self, size: int, records: int) -> bool:
-        """See `Budget.allows`."""
+        """Whether this much more fits besides what the group holds."""
         return self._whole.allows(self._held + size, self.records + records)
 
     @property
     def free(self) -> int:
-        """See `Budget.free`."""
+        """Bytes that are free for the group."""
         return max(0, self._whole.free - self._held)
 
     def lacks(self, size: int) -> bool:
-        """See `Budget.lacks`."""
+        """Whether less than `size` bytes is free for the group."""
         return self._whole.lacks(self._held + size)
 
     def tightest(self, size: int) -> Budget:
@@ -191,11 +191,14 @@ class GroupBudget(Budget):
         return self
 
     def add_waiter(self, waiter: ConnectionBudget, size: int) -> None:
-        """See `Budget.add_waiter`. A byte that the group gives back counts twice: more is free, and it holds less."""
+        """Let a connection wait for `size` bytes.
+
+        A byte that the group gives back counts twice: more is free, and it holds less.
+        """
         self._whole.add_waiter(waiter, (self._held + size + self._whole.free) // 2)
 
     def remove_waiter(self, waiter: ConnectionBudget) -> None:
-        """See `Budget.remove_waiter`."""
+        """Stop waiting."""
         self._whole.remove_waiter(waiter)
 
 

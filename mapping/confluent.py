@@ -56,7 +56,7 @@ def to_record(
     standard = standard_headers(embedded, principal)
     fields = standard + trace
     if produced.headers:
-        own = [HeaderField(one.name, one.value) for one in produced.headers]
+        own = [HeaderField(header.name, header.value) for header in produced.headers]
         fields = merged_headers(own, standard, trace)
     return Record(topic, key, value, fields, timestamp, partition), ReportData(about_key, about_value, timestamp)
 

@@ -65,7 +65,7 @@ class TenantRules(Rules):
         return self._own.may_create(topic if tenant is None else topic[len(tenant) + 1 :])
 
     def kafka_filter(self, mqtt_filter: str) -> list[str] | None:
-        """See `Rules.kafka_filter`; the result is over whole Kafka names."""
+        """Return the whole Kafka names, or patterns, that an MQTT filter can match; None if it can match any."""
         prefix, own = _unmount(mqtt_filter)
         found = self._own.kafka_filter(own)
         if found is None:
@@ -75,7 +75,7 @@ class TenantRules(Rules):
         return [prefix + found[0], *found[1:]]
 
     def literal_topics(self, mqtt_filter: str) -> tuple[str, ...]:
-        """See `Rules.literal_topics`; the result are whole Kafka names."""
+        """Return the whole Kafka names of the topics that an MQTT filter names."""
         prefix, own = _unmount(mqtt_filter)
         found = self._own.literal_topics(own)
         if prefix:

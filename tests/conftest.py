@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import hypothesis
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
+from structlog.testing import capture_logs
 
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.embedded.class_archive import archive_options, archive_path
@@ -254,3 +255,10 @@ async def new_gateway(tmp_path: Path) -> AsyncIterator[Callable[..., GatewayProc
     yield make
     for process in made:
         await process.kill()
+
+
+@pytest.fixture
+def logged() -> Iterator[list[MutableMapping[str, Any]]]:
+    """The lines that the product's code in this process logs: `event`, `log_level`, and the facts by name."""
+    with capture_logs() as lines:
+        yield lines

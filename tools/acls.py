@@ -89,7 +89,9 @@ def right(
 async def allow_gateway(bootstrap: str, user: str, places: Mapping[Resource, AclResource] = ACL_PLACES) -> None:
     """Grant only the rights in `NEEDS`, over a listener whose clients are administrators."""
     async with Acls(bootstrap) as acls:
-        rights = [right(resource, one, user, places) for resource, allowed in needed().items() for one in allowed]
+        rights = [
+            right(resource, operation, user, places) for resource, allowed in needed().items() for operation in allowed
+        ]
         await acls.create(*rights)
 
 

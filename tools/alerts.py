@@ -339,7 +339,7 @@ ALERTS: Final[dict[str, tuple[Alert, ...]]] = {
 
 def rules() -> dict[str, Any]:
     """Return the content of the rules file."""
-    return {"groups": [{"name": group, "rules": [rule(one) for one in alerts]} for group, alerts in ALERTS.items()]}
+    return {"groups": [{"name": group, "rules": [rule(alert) for alert in alerts]} for group, alerts in ALERTS.items()]}
 
 
 def rule(alert: Alert) -> dict[str, Any]:

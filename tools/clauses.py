@@ -129,15 +129,15 @@ def _marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
             for target in targets:
                 if isinstance(target, ast.Name):
                     tables[target.id] = list(_clauses(node.value))
-        for one in ast.walk(node) if isinstance(node, ast.ClassDef) else (node,):
-            if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and one.name.startswith("test_"):
-                for decorator in one.decorator_list:
+        for inner in ast.walk(node) if isinstance(node, ast.ClassDef) else (node,):
+            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) and inner.name.startswith("test_"):
+                for decorator in inner.decorator_list:
                     for clause in _clauses(decorator):
-                        yield one.name, clause
+                        yield inner.name, clause
                     for part in ast.walk(decorator):
                         if isinstance(part, ast.Name):
                             for clause in tables.get(part.id, ()):
-                                yield one.name, clause
+                                yield inner.name, clause
 
 
 def _clauses(node: ast.AST) -> Iterator[str]:

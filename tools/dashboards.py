@@ -247,16 +247,16 @@ def unit(metric: DescribedMetric) -> str:
     return "cps" if metric.kind == "counter" else "short"
 
 
-def panel(one: Panel, chosen: str, number: int, place: dict[str, int]) -> dict[str, Any]:
-    """Return a panel in Grafana's format."""
-    metrics = [metric_of(name) for name in one.metrics]
+def panel(drawn: Panel, chosen: str, number: int, place: dict[str, int]) -> dict[str, Any]:
+    """Return a drawn in Grafana's format."""
+    metrics = [metric_of(name) for name in drawn.metrics]
     words = {metric.name: metric.name.removeprefix("trivium_").removesuffix("_total") for metric in metrics}
-    labels = " ".join(f"{{{{{label}}}}}" for label in (*one.by, chosen))
+    labels = " ".join(f"{{{{{label}}}}}" for label in (*drawn.by, chosen))
     scale = 1000 if unit(metrics[0]) == "dateTimeFromNow" else 1  # Grafana expects milliseconds
     return {
         "id": number,
         "type": "timeseries" if scale == 1 else "stat",
-        "title": one.title,
+        "title": drawn.title,
         "description": "\n".join(f"{metric.name}: {metric.meaning}" for metric in metrics),
         "datasource": {"type": "prometheus", "uid": "${datasource}"},
         "gridPos": place,
@@ -265,7 +265,7 @@ def panel(one: Panel, chosen: str, number: int, place: dict[str, int]) -> dict[s
         "targets": [
             {
                 "refId": chr(ord("A") + index),
-                "expr": query(metric, chosen, one.by) + (f" * {scale}" if scale != 1 else ""),
+                "expr": query(metric, chosen, drawn.by) + (f" * {scale}" if scale != 1 else ""),
                 "legendFormat": labels if len(metrics) == 1 else f"{words[metric.name]} {labels}",
             }
             for index, metric in enumerate(metrics)

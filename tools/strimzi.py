@@ -76,16 +76,16 @@ def own_topics(config: Config) -> Iterator[InternalTopic]:
     yield refused_topic(config.kafka.max_request_bytes)
 
 
-def topic(one: InternalTopic) -> dict[str, Any]:
-    """Return a topic as a manifest for the topic operator."""
-    configs = {name: int(value) if value.isdecimal() else value for name, value in one.configs}
+def topic(internal: InternalTopic) -> dict[str, Any]:
+    """Return a internal as a manifest for the internal operator."""
+    configs = {name: int(value) if value.isdecimal() else value for name, value in internal.configs}
     return {
         "apiVersion": API,
         "kind": "KafkaTopic",
-        "metadata": {"name": one.name.strip("_").replace("_", "-"), "labels": CLUSTER},
+        "metadata": {"name": internal.name.strip("_").replace("_", "-"), "labels": CLUSTER},
         "spec": {
-            "topicName": one.name,
-            "partitions": one.partitions,
+            "topicName": internal.name,
+            "partitions": internal.partitions,
             "replicas": REPLICAS,
             "config": {**configs, "min.insync.replicas": 2},
         },

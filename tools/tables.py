@@ -284,7 +284,7 @@ def acl_commands() -> str:
         kind, name, prefixed = ACL_PLACES[resource]
         where = f"--{kind}" if kind == "cluster" else f"--{kind} '{name}'"
         pattern = " --resource-pattern-type prefixed" if prefixed else ""
-        words = " ".join(f"--operation {one}" for one in operations)
+        words = " ".join(f"--operation {operation}" for operation in operations)
         lines.append(f"kafka-acls.sh $KAFKA --add --allow-principal User:gateway {where}{pattern} {words}\n")
     return f"\n```sh\n{''.join(lines)}```\n\n"
 
@@ -292,9 +292,9 @@ def acl_commands() -> str:
 def mutations() -> str:
     """Return the table of the mutations that TLC finds in the models and tests find in the code."""
     rows = ["| model | mistake | property | the same in the code | found by |\n|---|---|---|---|---|\n"]
-    for one in tomllib.loads((MODELS / "mutations.toml").read_text(encoding="utf-8"))["mutation"]:
-        found = "<br>".join(f"`{test.rpartition('/')[2]}`" for test in one["tests"])
-        rows.append(f"| {one['spec']} | {one['mistake']} | {one['breaks']} | {one['code']} | {found} |\n")
+    for entry in tomllib.loads((MODELS / "mutations.toml").read_text(encoding="utf-8"))["mutation"]:
+        found = "<br>".join(f"`{test.rpartition('/')[2]}`" for test in entry["tests"])
+        rows.append(f"| {entry['spec']} | {entry['mistake']} | {entry['breaks']} | {entry['code']} | {found} |\n")
     return "".join(rows)
 
 

@@ -340,13 +340,13 @@ class Attach:
     async def _browse(self, source: LinkSource, queue: str) -> LinkSource:
         """Let a browser start at the queue's committed position and see only records that are not settled there."""
         stored = await self._services.groups.positions(queue, source.topic)
-        ledgers = {number: read_ledger(one.offset, one.metadata) for number, one in stored.items()}
+        ledgers = {number: read_ledger(committed.offset, committed.metadata) for number, committed in stored.items()}
 
         def is_open(record: Received) -> bool:
             ledger = ledgers.get(record.partition)
             return ledger is None or record.offset >= ledger.end or record.offset in ledger.open
 
-        start = AtOffsets({number: one.offset for number, one in stored.items()})
+        start = AtOffsets({number: committed.offset for number, committed in stored.items()})
         return msgspec.structs.replace(source, start=start, condition=both(is_open, source.condition))
 
     async def _connect(self, outgoing: OutgoingLink, source: LinkSource) -> None:

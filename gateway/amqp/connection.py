@@ -73,8 +73,6 @@ CAPABILITIES: Final = ("ANONYMOUS-RELAY", "SHARED-SUBS")  # of a connection
 class AmqpConnection(AttachingPeer):
     """The `Handler` of one connection's pump, and the publisher's `Owner`."""
 
-    protocol = "amqp"
-
     def __init__(self, services: AmqpServices, connection: Connection, register: set[AmqpConnection]) -> None:
         """`register` is the set of all open connections."""
         super().__init__(services, connection)
@@ -340,7 +338,7 @@ class AmqpConnection(AttachingPeer):
             case Continue(challenge):
                 more = self._connection.sasl_challenge(challenge)
             case Done(identity, last_word, expires_ms):
-                self.identity = identity
+                self.identity, self.principal = identity, identity.name
                 if expires_ms is not None:
                     self._expiry = Expiry(self.services.wall_clock, self._expired)
                     self._expiry.set(expires_ms)
@@ -387,7 +385,7 @@ class AmqpConnection(AttachingPeer):
             self._audit_refusal("the container-id is reserved for a tenant", identity.name)
             self._connection.close(Error(INVALID_FIELD, "the container-id is reserved for a tenant"))
             return
-        self.identity = identity
+        self.identity, self.principal = identity, identity.name
         self.client_id = event.container_id
         self.pump.identified()
         try:

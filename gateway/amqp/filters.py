@@ -83,66 +83,66 @@ def read_filters(filters: Iterable[Filter], container_id: str, now_ms: int) -> F
     selected: Condition | None = None
     foreign: Condition | None = None
     applied: list[Filter] = []
-    for one in filters:
-        match _KINDS.get(one.name if one.descriptor is None else one.descriptor):
+    for entry in filters:
+        match _KINDS.get(entry.name if entry.descriptor is None else entry.descriptor):
             case _FilterKind.PARTITION:
-                _refuse_second(one, partition)
-                partition = _number(one, _PARTITIONS)
+                _refuse_second(entry, partition)
+                partition = _number(entry, _PARTITIONS)
             case _FilterKind.OFFSET:
-                _refuse_second(one, start)
-                start = AtOffset(_number(one, _OFFSETS))
+                _refuse_second(entry, start)
+                start = AtOffset(_number(entry, _OFFSETS))
             case _FilterKind.OFFSET_SPEC:
-                _refuse_second(one, start)
-                start = _offset_spec(one, now_ms)
+                _refuse_second(entry, start)
+                start = _offset_spec(entry, now_ms)
             case _FilterKind.NO_LOCAL:
                 foreign = _not_from(container_id)
             case _FilterKind.SELECTOR:
-                text = _text(one)
+                text = _text(entry)
                 position = _event_hubs_position(text)
                 if position is not None:
-                    _refuse_second(one, start)
+                    _refuse_second(entry, start)
                     start = position
                 elif text.strip():
-                    _refuse_second(one, selected)
-                    selected = _selector(one, text)
+                    _refuse_second(entry, selected)
+                    selected = _selector(entry, text)
             case None:
                 continue
-        applied.append(one)
+        applied.append(entry)
     return Filters(start, partition, both(selected, foreign), tuple(applied))
 
 
-def _refuse_second(one: Filter, former: object) -> None:
+def _refuse_second(entry: Filter, former: object) -> None:
     if former is not None:
-        raise _invalid(one, "another filter sets the same")
+        raise _invalid(entry, "another filter sets the same")
 
 
-def _text(one: Filter) -> str:
-    value = one.value
+def _text(entry: Filter) -> str:
+    value = entry.value
     if isinstance(value, bytes):  # Azure's clients for Python
         value = value.decode(errors="replace")
     if not isinstance(value, str):
-        raise _invalid(one, "a selector is a string")
+        raise _invalid(entry, "a selector is a string")
     return value
 
 
-def _selector(one: Filter, text: str) -> Condition:
+def _selector(entry: Filter, text: str) -> Condition:
     try:
         return selector(text)
     except SelectorError as error:
-        raise _invalid(one, str(error)) from None
+        raise _invalid(entry, str(error)) from None
 
 
-def _number(one: Filter, limit: int) -> int:
+def _number(entry: Filter, limit: int) -> int:
     """Return the filter's integer of any width, 0 or greater."""
-    value = one.value
+    value = entry.value
     if type(value) is not int or not 0 <= value < limit:
-        raise _invalid(one, "expected a number of 0 or more")
+        raise _invalid(entry, "expected a number of 0 or more")
     return value
 
 
-def _offset_spec(one: Filter, now_ms: int) -> Start:
+def _offset_spec(entry: Filter, now_ms: int) -> Start:
     """Parse RabbitMQ's stream offset: `first`, `last`, `next`, an interval such as `10m`, a timestamp, or an offset."""
-    value = one.value
+    value = entry.value
     if isinstance(value, Timestamp):
         return AtTime(int(value))
     if isinstance(value, str):
@@ -151,9 +151,9 @@ def _offset_spec(one: Filter, now_ms: int) -> Start:
             return place
         ago = _AGO.fullmatch(value)
         if ago is None:
-            raise _invalid(one, 'a string must be "first", "last", "next" or an interval such as "10m"')
+            raise _invalid(entry, 'a string must be "first", "last", "next" or an interval such as "10m"')
         return AtTime(now_ms - int(ago[1]) * _SECONDS[ago[2]] * 1000)
-    return AtOffset(_number(one, _OFFSETS))
+    return AtOffset(_number(entry, _OFFSETS))
 
 
 def _event_hubs_position(text: str) -> Start | None:
@@ -192,5 +192,5 @@ def both(first: Condition | None, second: Condition | None) -> Condition | None:
     return lambda record: first(record) and second(record)
 
 
-def _invalid(one: Filter, reason: str) -> AddressError:
-    return AddressError(INVALID_FIELD, f"filter {one.name[:60]}: {reason}")
+def _invalid(entry: Filter, reason: str) -> AddressError:
+    return AddressError(INVALID_FIELD, f"filter {entry.name[:60]}: {reason}")

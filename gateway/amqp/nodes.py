@@ -20,7 +20,7 @@ from aiokafka import TopicPartition
 
 from gateway.amqp.sources import LinkSource
 from gateway.kafka.cluster.topic_info import TopicInfo
-from gateway.kafka.contracts import Subscriber
+from gateway.kafka.contracts import Fanout, Subscriber
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.lingering import LingeringWatch
 from gateway.kafka.read.live_reader import LiveReader
@@ -58,7 +58,7 @@ def _offset(returned: Tried) -> int:
     return returned.record.offset  # all records of a node are in one partition
 
 
-class Node:
+class Node(Subscriber):
     """One temporary queue or topic. A queue itself subscribes to the live reader; for a topic its receivers do."""
 
     def __init__(self, nodes: Nodes, owner: object, name: str, *, queue: bool) -> None:
@@ -66,7 +66,6 @@ class Node:
         self.key = name.encode()  # of its records
         self.owner = owner  # the connection that created it
         self.live_reader = nodes.live_reader  # of the reply topic
-        self.lossy = False
         self._nodes = nodes
         self._queue = queue
         self._consumers: dict[NodeConsumer, None] = {}  # of a queue: the next one first
@@ -116,7 +115,7 @@ class Node:
         self.live_reader.resume(self)
 
     def unread(self, consumer: NodeConsumer, ends: Mapping[TopicPartition, int]) -> int:
-        """See `NodeConsumer.unread`."""
+        """Return how many records it has not got yet, given the ends of the log."""
         return self.live_reader.unread(self if self._queue else consumer, ends) + len(self._returned)
 
     def give_back(self, returned: Tried, *, at_once: bool = False) -> None:
@@ -139,7 +138,7 @@ class Node:
             self.live_reader.forget(consumer)
 
     def delete(self) -> None:
-        """See `Nodes.delete`."""
+        """Delete the node."""
         self._nodes.delete(self)
 
     def close(self) -> None:
@@ -178,14 +177,13 @@ class Node:
         return not wanted
 
 
-class NodeConsumer:
+class NodeConsumer(Subscriber):
     """A link's membership in a node, like a group's `Membership`; for a topic it subscribes to the live reader."""
 
-    __slots__ = ("_held", "_node", "link", "lossy")
+    __slots__ = ("_held", "_node", "link")
 
     def __init__(self, node: Node, link: NodeReceiver) -> None:
         self.link = link
-        self.lossy = False
         self._node = node
         self._held: dict[int, Tried] = {}
 
@@ -248,7 +246,7 @@ class NodeConsumer:
         return 0
 
     async def ends(self, topic: str) -> dict[TopicPartition, int]:
-        """See `LiveReader.ends`."""
+        """Return the ends of the topic's partitions; Refused if Kafka does not answer."""
         return await self._node.live_reader.ends(topic)
 
     def unread(self, ends: Mapping[TopicPartition, int]) -> int:
@@ -263,7 +261,7 @@ class NodeConsumer:
             self._node.give_back(tried._replace(attempts=tried.attempts + 1))
 
 
-class Nodes:
+class Nodes(Fanout):
     """All dynamic nodes of the process, or of one tenant; the `Fanout` of the reply topic."""
 
     def __init__(
@@ -291,10 +289,10 @@ class Nodes:
         """Return the number of nodes."""
         return len(self._nodes)
 
-    def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
+    def select(self, records: Sequence[Received], at: int) -> tuple[Collection[tuple[Subscriber, None]], int]:
         """Return the subscribers of the node that the record's key names."""
-        node = self._nodes.get(record.key)
-        return () if node is None else node.candidates
+        node = self._nodes.get(records[at].key)
+        return () if node is None else node.candidates, 1
 
     async def create(self, owner: object, capabilities: Collection[str]) -> tuple[Node, TopicInfo]:
         """Create a node; its receivers get the records that are stored for it from now on.

@@ -69,7 +69,7 @@ class LinkSource(msgspec.Struct, frozen=True):
     @property
     def selection(self) -> str:
         """What a subscription selects: its topic and filters."""
-        filters = [(one.name, one.descriptor, one.value) for one in self.filters]
+        filters = [(entry.name, entry.descriptor, entry.value) for entry in self.filters]
         return hashlib.sha256(repr((self.topic, sorted(filters, key=repr))).encode()).hexdigest()[:SELECTION_DIGITS]
 
     @property

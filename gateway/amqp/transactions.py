@@ -168,7 +168,7 @@ class Coordinator:
 
     def detached(self) -> None:
         """Roll back the link's transactions: the link has ended (part 4.3)."""
-        for transaction in [one for one in self.transactions.values() if one.coordinator is self]:
+        for transaction in [candidate for candidate in self.transactions.values() if candidate.coordinator is self]:
             transaction.roll_back(Error(ROLLED_BACK, "the coordinator's link was detached"))
             transaction.forget()
 

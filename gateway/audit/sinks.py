@@ -13,7 +13,7 @@ import structlog
 from gateway.audit.trail import AuditTrail
 from gateway.kafka.cluster.topic_info import InternalTopic
 from gateway.kafka.cluster.topics import Topics
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.runtime.failures import Repeats
 from gateway.runtime.spawn import Spawn
@@ -53,7 +53,7 @@ class FileSink:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE)
 
     def write(self, line: bytes) -> bool:
-        """See `gateway.audit.trail.Sink`."""
+        """Take a line; False if too much is waiting, and the line is lost."""
         if self._size + len(line) > WAITING:
             return False
         self._waiting.append(line)
@@ -118,7 +118,7 @@ class FileSink:
             self._file = -1
 
 
-class AuditTopicSink:
+class AuditTopicSink(Owner):
     """Publishes to an internal topic, which clients can neither read nor write. Owns the records that it submits."""
 
     def __init__(self, topic: str, audit: AuditTrail, publisher: Publisher, topics: Topics) -> None:
@@ -130,7 +130,7 @@ class AuditTopicSink:
         topics.declare(InternalTopic(topic, 1, ()))
 
     def write(self, line: bytes) -> bool:
-        """See `gateway.audit.trail.Sink`."""
+        """Take a line; False if too much is waiting, and the line is lost."""
         if self._waiting >= ON_THE_WAY:
             return False
         self._waiting += 1

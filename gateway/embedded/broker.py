@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -22,6 +21,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
+
+import structlog
 
 from gateway.embedded import storage
 from gateway.embedded.child import command_line
@@ -34,7 +35,7 @@ from gateway.embedded.storage import HOST, BrokerError, Marker, PortTakenError
 from gateway.kafka.driver.probe import broker_answers
 from gateway.settings.config import EmbeddedConfig
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 PATIENCE_S = 120.0  # without progress; log recovery after a crash may take any time
 LOG_INTERVAL_S = 15.0  # interval between log lines about a slow start
@@ -245,9 +246,11 @@ class EmbeddedBroker:
             if now - logged > LOG_INTERVAL_S:
                 logged = now
                 log.warning(
-                    "the embedded broker has been starting for %.0f s, its last progress was %.0f s ago: %s",
-                    now - began, now - moved, progress.last_line,
-                )  # fmt: skip
+                    "the embedded broker is still starting",
+                    for_s=round(now - began),
+                    last_progress_s_ago=round(now - moved),
+                    last_line=progress.last_line,
+                )
 
     async def _spawn(self, output: str, descriptors: Sequence[int], *arguments: str) -> asyncio.subprocess.Process:
         """Start a Java child in the broker's directory, with its output in a file in `logs/`."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Collection, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
+from flowcontrol.budget import ConnectionBudget
 from mapping.outcomes import Outcome
 from mapping.record import Received
 
@@ -30,8 +31,19 @@ class Result(msgspec.Struct, frozen=True, gc=False):
     crowded: bool = False  # more is queued for the partition than keeps Kafka busy
 
 
-class Owner(Protocol):
+class Owner:
     """Submits records and handles their results."""
+
+    __slots__ = ()
+
+    protocol: ClassVar[str] = ""  # of the client that waits for the result: the time until then is counted; "": none
+    budget: ConnectionBudget | None = None  # counts the client's records in flight; None: they are not counted
+    principal: str | None = None  # the client's name, by which the topics that it creates are limited
+
+    @property
+    def acts_for(self) -> Owner | None:
+        """The owner whose records are withdrawn together with these."""
+        return self
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Accept the result of the records with these tokens, in order of submission to one partition.
@@ -39,11 +51,11 @@ class Owner(Protocol):
         Called once per owner and Kafka batch, from the event loop, never from inside `submit`. `offsets` has one offset
         per token when the records are stored, and is empty otherwise. `settle` must neither raise nor block: queue the
         acknowledgements and write them in one call.
-
-        An owner with a waiting client also has an attribute `protocol`, by which the time until then is counted, and a
-        method `broken(error, tokens)`. It is called with the same tokens when `settle` has raised, and must end what
-        the client would otherwise wait for forever.
         """
+        raise NotImplementedError
+
+    def broken(self, error: Exception, tokens: Sequence[Any]) -> None:
+        """End what a client would otherwise wait for forever: `settle` has raised for these tokens."""
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error
@@ -69,11 +81,9 @@ async def in_time(work: Awaitable[T], limit_s: float) -> T:
 
 
 class Subscriber(Protocol):
-    """Receives the records for one client: an MQTT session, an AMQP link, an HTTP consumer.
+    """Receives the records for one client: an MQTT session, an AMQP link, an HTTP consumer."""
 
-    A subscriber that knows why it has no capacity also has a method `pause_reason`: it returns the reason and the
-    subject for `gateway.views.pauses`, or None when the pause is reported elsewhere.
-    """
+    __slots__ = ()
 
     def offer_nowait(self, record: Received, context: Any = None) -> bool:
         """Accept the record (True; also when it is unwanted, expired or denied) or report no capacity (False).
@@ -91,6 +101,11 @@ class Subscriber(Protocol):
     @property
     def lossy(self) -> bool:
         """False: a record that finds no capacity is delivered later."""
+        return False
+
+    def pause_reason(self) -> tuple[str, str] | None:
+        """Return why there is no capacity, and the subject, for `gateway.views.pauses`; None: others report it."""
+        return None
 
 
 class RunSubscriber(Subscriber, Protocol):
@@ -114,20 +129,23 @@ class LossySubscriber(Protocol):
     def offer_run(self, records: Sequence[Received], context: Any) -> int:
         """Like calling `offer_nowait` for each record until one finds no capacity; return how many were accepted.
 
-        `context` is what `Fanout.select_run` returned for all of them.
+        `context` is what `Fanout.select` returned for all of them.
         """
 
 
-class Fanout(Protocol):
-    """Selects the subscribers for each record at the end of the log (the MQTT subscription trie is one).
+class Fanout:
+    """Selects the subscribers for the records at the end of the log (the MQTT subscription trie is one)."""
 
-    A fan-out that keeps offsets also has a method `topic_recreated(topic)`: the topic was deleted and recreated, so its
-    offsets are void.
+    __slots__ = ()
 
-    A fan-out that selects the same subscribers for many records also has a method `select_run(records, at)`. It returns
-    what `select` returns for the record at index `at`, and for how many records from there on (at least one) that
-    selection holds.
-    """
+    def select(
+        self, records: Sequence[Received], at: int
+    ) -> tuple[Collection[tuple[Subscriber | LossySubscriber, Any]], int]:
+        """Return the candidates for the record at `at`, and for how many records from there on, at least one.
 
-    def select(self, record: Received) -> Collection[tuple[Subscriber | LossySubscriber, Any]]:
-        """Return the candidates, each with the context for its `offer_nowait`, which still decides."""
+        The records are of one partition. Each candidate comes with the context for its offer, which still decides.
+        """
+        raise NotImplementedError
+
+    def topic_recreated(self, topic: str) -> None:
+        """Drop the offsets of a topic, if any are kept: it was deleted and recreated."""

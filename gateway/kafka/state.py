@@ -11,12 +11,12 @@ gateway.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 import msgspec
+import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
@@ -35,7 +35,7 @@ from gateway.settings.config import ConfigError
 from mapping.record import Headers, Received, Record
 from telemetry.statistics import counter, gauge, structs_by
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
 """The active segment is never compacted: its size bounds the useless reading at a start, per partition."""
@@ -92,7 +92,7 @@ class StateStatistics(msgspec.Struct, frozen=True):
     table: Annotated[dict[str, TopicStatistics], structs_by("table")]
 
 
-class PendingWrite:
+class PendingWrite(Owner):
     """The owner of one write whose result is awaited."""
 
     __slots__ = ("done",)
@@ -101,7 +101,7 @@ class PendingWrite:
         self.done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
-        """See `contracts.Owner`."""
+        """Take Kafka's answer."""
         if not self.done.done():
             self.done.set_result(result)
 
@@ -158,7 +158,7 @@ class StateTopic:
         return partition_of(key, self.partitions)
 
     def statistics(self, lag: int) -> TopicStatistics:
-        """See `TopicStatistics`."""
+        """Return the counts so far."""
         return TopicStatistics(self.records, self.failed, self.restarts, self.written, lag)
 
     def apply_record(self, record: Received) -> None:
@@ -195,7 +195,7 @@ class StateTopics:
     _refresh_timer: asyncio.TimerHandle | None = None
     _consumer: AIOKafkaConsumer | None = None
     _task: asyncio.Task[None] | None = None
-    _last_warning: str = ""
+    _last_warning: tuple[str, str] = ("", "")
     _applied: asyncio.Event = field(default_factory=asyncio.Event)  # replaced after each answer of Kafka
 
     def open(
@@ -264,7 +264,7 @@ class StateTopics:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def statistics(self) -> StateStatistics:
-        """See `StateStatistics`."""
+        """Return the counts so far."""
         lag = dict.fromkeys(self._tables, 0)
         assigned = self._consumer.assignment() if self._consumer is not None else ()
         for partition, position in self._positions.items():
@@ -308,11 +308,11 @@ class StateTopics:
             try:
                 info = await self.publisher.topic(name, internal=True)
             except Refused as refused:
-                self._warn_once(f"state topic {name} cannot be used yet: {refused.reason}")
+                self._warn_once(name, refused.reason)
                 await asyncio.sleep(RETRY_S)
                 continue
             if info.cleanup is None:
-                log.warning("topic %s: cannot check that it is compacted, since describing it is denied", name)
+                log.warning("cannot check that a topic is compacted, since describing it is denied", topic=name)
             elif info.cleanup != "compact" and not (table.expires and "compact" in info.cleanup):
                 raise ConfigError(
                     f"Kafka topic {name} has cleanup.policy={info.cleanup}: the gateway's state in it would be "
@@ -353,7 +353,7 @@ class StateTopics:
         if recreated := self._recreated.check():
             await self._restart(consumer, recreated, ())
             return
-        self._last_warning = ""
+        self._last_warning = ("", "")
         for partition, records in batches.items():
             table = self._tables[partition.topic]
             for record in records:
@@ -382,8 +382,7 @@ class StateTopics:
                     self._tables[partition.topic].reread(partition.partition)
         if not self._goals and not self.loaded.is_set():
             self.loaded.set()
-            counts = ", ".join(f"{table.records} records of {table.name}" for table in self._tables.values())
-            log.info("state is loaded: %s", counts)
+            log.info("state is loaded", records={table.name: table.records for table in self._tables.values()})
 
     # Topics that are deleted, and recreated by the next write.
 
@@ -414,14 +413,16 @@ class StateTopics:
             try:
                 table.partitions = (await self._find_topic(table)).partitions
             except ConfigError as error:
-                log.error("%s", error)
+                log.error("a state topic cannot be used", error=str(error))
             again |= {TopicPartition(name, number) for number in range(max(former, table.partitions))}
         for partition in again:
             table = self._tables[partition.topic]
             log.warning(
-                "%s-%d was recreated, or truncated below offset %d; re-reading it from its beginning",
-                partition.topic, partition.partition, self._positions.pop(partition, 0),
-            )  # fmt: skip
+                "a partition was recreated, or truncated below its position; re-reading it from its beginning",
+                topic=partition.topic,
+                partition=partition.partition,
+                position=self._positions.pop(partition, 0),
+            )
             self._goals.pop(partition, None)
             self._rereading.discard(partition)
             table.restarts += 1
@@ -434,8 +435,8 @@ class StateTopics:
         self._wake()
         await self._assign_all(consumer)
 
-    def _warn_once(self, text: str) -> None:
+    def _warn_once(self, topic: str, reason: str) -> None:
         """Log a reason once, not at each attempt."""
-        if text != self._last_warning:
-            self._last_warning = text
-            log.warning(text)
+        if (topic, reason) != self._last_warning:
+            self._last_warning = (topic, reason)
+            log.warning("a state topic cannot be used yet", topic=topic, reason=reason)

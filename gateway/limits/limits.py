@@ -128,7 +128,9 @@ class Limits:
                 )
         self.clock = clock
         # By kind. A rule without any limit counts too: it is an exception to the rules after it.
-        by_kind = ([one for one in enumerate(config.rules) if one[1].per == per] for per in get_args(Per))
+        by_kind = (
+            [numbered for numbered in enumerate(config.rules) if numbered[1].per == per] for per in get_args(Per)
+        )
         self._kinds = [rules for rules in by_kind if rules]
         self._burst_s = config.burst_s
         self._most_debt = most_debt

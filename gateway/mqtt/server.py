@@ -60,7 +60,7 @@ class MqttServer(ProtocolServer):
         )
 
     def messages(self, data: bytes) -> Sequence[bytes]:
-        """See `Server`. One packet in each: paho's C client stalls on several (see [MQTT-6.0.0-2])."""
+        """Return WebSocket messages with one packet each: paho's C client stalls on several (see [MQTT-6.0.0-2])."""
         return split_packets(data)
 
     async def start(self) -> None:

@@ -24,7 +24,7 @@ class ConnectedClient(abc.ABC):
     It implements `clients.Connected`, `flow.Flowing` and `drain.Departing` of `gateway.views`.
     """
 
-    __slots__ = ("client_id", "identity", "limits", "pump", "sending")
+    __slots__ = ("budget", "client_id", "identity", "limits", "principal", "pump", "sending")
 
     protocol: ClassVar[ProtocolName]
     kind: ClassVar[Kind] = "connection"
@@ -33,6 +33,8 @@ class ConnectedClient(abc.ABC):
     def __init__(self) -> None:
         self.client_id = ""  # MQTT's client id, or AMQP's container-id, from the login on; HTTP has none
         self.identity: Identity | None = None  # None before the login
+        self.principal: str | None = None  # the authenticated name; None before the login
+        self.budget: ConnectionBudget | None = None  # counts what is in flight to Kafka; None: not counted
         self.limits: ClientLimits | None = None  # None before the login and if no limits apply
         self.sending: SendingPause | None = None  # the rate limit of messages to the client; None: unlimited
 
@@ -92,11 +94,6 @@ class ConnectedClient(abc.ABC):
         """The client's id in `gateway.views.clients`; "" before the login and after `kick`."""
 
     @property
-    def principal(self) -> str | None:
-        """The authenticated name; None before the login."""
-        return None if self.identity is None else self.identity.name
-
-    @property
     def subject(self) -> str:
         """The name of the connection in reports of pauses."""
         return subject(self.protocol, self.client_id or self.principal or "", self.pump.peer)
@@ -105,11 +102,6 @@ class ConnectedClient(abc.ABC):
     def socket(self) -> Pump:
         """The pump, for a trace."""
         return self.pump
-
-    @property
-    def budget(self) -> ConnectionBudget | None:
-        """What the client has in flight to Kafka; None if it is not counted."""
-        return None
 
     @property
     def load(self) -> int:

@@ -7,18 +7,18 @@ That costs two system calls, however many files are open. Clients of a paused li
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import resource
 from typing import Annotated, Final, Protocol
 
 import msgspec
+import structlog
 
 from gateway.runtime.failures import Repeats
 from gateway.runtime.spawn import Spawn
 from telemetry.statistics import counter, gauge
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 RESERVE: Final = 64
 RETRY_S: Final = 0.25
@@ -65,9 +65,11 @@ class Descriptors:
         self._pauses += 1
         if self._repeats.suppressed() is not None:
             log.error(
-                "all but %d of %d open files are in use: no connection is accepted until some are closed"
-                " (raise the limit: ulimit -n, LimitNOFILE)", RESERVE, _limit(),
-            )  # fmt: skip
+                "nearly all open files are in use: no connection is accepted until some are closed"
+                " (raise the limit: ulimit -n, LimitNOFILE)",
+                free=RESERVE,
+                limit=_limit(),
+            )
         asyncio.get_running_loop().call_soon(self._pause)  # uvloop's server cannot be closed within an accept
 
     def _pause(self) -> None:

@@ -28,7 +28,7 @@ class Handshake(Unfinished, asyncio.Protocol):
     def __init__(
         self, tls: ssl.SSLContext, factory: Factory, strangers: Strangers | None, unfinished: set[Unfinished]
     ) -> None:
-        """See `Unfinished`; the next protocol gets the decrypted bytes."""
+        """Count the connection as unfinished until the handshake ends; the next protocol gets the decrypted bytes."""
         super().__init__(factory, strangers, unfinished)
         self._tls = tls
         self._starting: Coroutine[Any, Any, asyncio.Transport | None] | None = None

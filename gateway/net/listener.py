@@ -107,7 +107,7 @@ class Listener:
         except OSError as error:
             raise ListenError(listen_error(settings.key, address, error)) from error
         self._servers = [server]
-        self._sockets = [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
+        self._sockets = [socket.socket(fileno=os.dup(listening.fileno())) for listening in server.sockets]
         self._bound = peer_of(server.sockets[0].getsockname())
         descriptors.listeners.add(self)
         log.info("listening", listener=self.name, protocol=settings.protocol, address=self._bound, tls=self.is_secure)
@@ -155,8 +155,8 @@ class Listener:
 
     async def resume(self) -> None:
         """Accept again, on the same sockets."""
-        for one in self._sockets:
-            copy = one.dup()
+        for listening in self._sockets:
+            copy = listening.dup()
             server = await asyncio.get_running_loop().create_server(self._accept, sock=copy, backlog=BACKLOG)
             if self._sockets and not descriptors.paused:
                 self._servers.append(server)
@@ -169,8 +169,8 @@ class Listener:
         self.pause()
         for unfinished in tuple(self._unfinished):
             unfinished.abort()
-        for one in self._sockets:
-            one.close()
+        for listening in self._sockets:
+            listening.close()
         self._sockets = []
         self._bound = ""
 
@@ -178,11 +178,11 @@ class Listener:
 def listener_statistics(listeners: Iterable[Listener], certificate_ends: dict[str, float]) -> ListenerStatistics:
     """Return the counts so far."""
     counts = ListenerStatistics({}, {}, {}, certificate_ends)
-    for one in listeners:
-        protocol = one.settings.protocol
-        counts.connections[one.name] = {protocol: one.connections}
-        counts.connections_total[one.name] = {protocol: one.accepted}
-        counts.refused_total[one.name] = {protocol: one.refused}
+    for listener in listeners:
+        protocol = listener.settings.protocol
+        counts.connections[listener.name] = {protocol: listener.connections}
+        counts.connections_total[listener.name] = {protocol: listener.accepted}
+        counts.refused_total[listener.name] = {protocol: listener.refused}
     return counts
 
 

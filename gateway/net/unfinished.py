@@ -68,7 +68,7 @@ class ProxiedSocket(Unfinished, asyncio.BufferedProtocol):
     def __init__(
         self, proxies: Proxies, factory: Factory, strangers: Strangers | None, unfinished: set[Unfinished]
     ) -> None:
-        """See `Unfinished`; the next protocol gets the bytes behind the header."""
+        """Count the connection as unfinished until its header ends; the next protocol gets the bytes behind it."""
         super().__init__(factory, strangers, unfinished)
         self._proxies = proxies
         self._parser = HeaderParser()

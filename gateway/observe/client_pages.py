@@ -24,11 +24,11 @@ class ClientPages:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
-        one = PATH + r"/{id:[\s\S]+}"  # an id may have line breaks
+        one_client = PATH + r"/{id:[\s\S]+}"  # an id may have line breaks
         return [
             web.get(PATH, self._list, allow_head=False),
-            web.get(one, self._show, allow_head=False),
-            web.delete(one, self._kick),
+            web.get(one_client, self._show, allow_head=False),
+            web.delete(one_client, self._kick),
         ]
 
     async def _list(self, request: web.Request) -> web.StreamResponse:

@@ -65,10 +65,10 @@ def _details(view: ClientView) -> Table:
             way = "to Kafka" if window.to_kafka else "to the client"
             counts = f"granted {window.granted:,}, unused credit {window.outstanding:,}, unsettled {window.unsettled:,}"
             facts.append(("window", f"{window.name} {window.topic} ({way}): {counts}"))
-    for one in view.subscriptions:
-        qos = "" if one.qos is None else f" QoS {one.qos}"
-        way = "sends to" if one.to_kafka else "receives"
-        facts.append((way, f"{one.name}{qos}{f' ({one.topic})' if one.topic else ''}"))
+    for subscription in view.subscriptions:
+        qos = "" if subscription.qos is None else f" QoS {subscription.qos}"
+        way = "sends to" if subscription.to_kafka else "receives"
+        facts.append((way, f"{subscription.name}{qos}{f' ({subscription.topic})' if subscription.topic else ''}"))
     if view.subscriptions_total > len(view.subscriptions):
         facts.append(("", f"and {view.subscriptions_total - len(view.subscriptions):,} more"))
     for name, text in facts:

@@ -269,8 +269,8 @@ class PresenceLedger:
         if known.gateway == self._owner:
             return
         present = next(iter(local.connections.values()))
-        theirs = known.online and known.principal != present.principal and self._is_alive(known.gateway)
-        if theirs and present.on_takeover is not None:
+        is_taken = known.online and known.principal != present.principal and self._is_alive(known.gateway)
+        if is_taken and present.on_takeover is not None:
             self._yield(local)
         else:
             self._mark_due(key)

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
 from gateway.presence.ledger import TOMBSTONE, PresenceLedger, PresenceStatistics
@@ -33,7 +33,7 @@ SWEEP_S: Final = 60.0
 CLOSING_S: Final = 3.0
 
 
-class Presence:
+class Presence(Owner):
     """Writes and reads the presence topic for one process."""
 
     def __init__(

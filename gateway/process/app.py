@@ -97,7 +97,7 @@ def check(config: Config) -> None:
         AccessList(config.security.access)
         tenant_source(config, listeners(config))
         principal_template(config.security)
-        check_logins(config.security, {login for one in listeners(config) for login in one.logins})
+        check_logins(config.security, {login for listener in listeners(config) for login in listener.logins})
         load_certificates(config)
         Authenticator(config.security, config.kafka)
         if config.security.access_source == "kafka" and config.kafka.bootstrap_servers is None:

@@ -135,8 +135,8 @@ def load_certificates(config: Config) -> Certificates:
     """Load the TLS files of all listeners, including management; raises ConfigError, which names the setting."""
     certificates = Certificates()
     certificates.context(config.security.tls)
-    for one in listeners(config):
-        certificates.context(one.tls, one.tls_key)
+    for listener in listeners(config):
+        certificates.context(listener.tls, listener.tls_key)
     return certificates
 
 
@@ -164,7 +164,9 @@ async def open_listener_security(process: Process) -> ListenerSecurity:
         rules=rules,
         tracing=tracing,
         strangers=Strangers(config.budget.login_bytes),
-        limits=Limits(config.limits, process.loop.time, [one.name for one in listeners(config)], most_debt(config)),
+        limits=Limits(
+            config.limits, process.loop.time, [listener.name for listener in listeners(config)], most_debt(config)
+        ),
         proxies=Proxies(config.security.trusted_proxies, common_names=config.security.proxy_common_names),
     )
 

@@ -83,7 +83,7 @@ def make_amqp(process: Process, security: ListenerSecurity, log: Log, state: Sta
         name=state.identity.name,
         limit=config.transaction_producers,
         timeout_s=config.transaction_timeout_s,
-        used_ids_file=state.identity.beside("transactions"),
+        used_ids_file=state.identity.file("transactions"),
         spawn=process.spawn,
         clock=process.loop.time,
     )

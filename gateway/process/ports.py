@@ -43,13 +43,13 @@ def listeners(config: Config) -> tuple[ListenerSettings, ...]:
             log in; the text names the key.
     """
     configured = _listed(config) if config.listeners else _of_sections(config)
-    found = tuple(_settings(config.security, key, one) for key, one in configured)
-    for one in found:
-        if not one.logins:
+    found = tuple(_settings(config.security, key, listener) for key, listener in configured)
+    for listener in found:
+        if not listener.logins:
             raise ConfigError(
                 "security.allow_anonymous is false, and neither security.password_file, security.scram_file,"
                 " security.plugins, security.oauth nor security.tls_client_ca is set: no client could log in at"
-                f" {one.key}"
+                f" {listener.key}"
             )
     return found
 
@@ -77,34 +77,34 @@ def _listed(config: Config) -> Iterator[tuple[str, ListenerConfig]]:
                 name = type(section).__name__.removesuffix("Config").lower()
                 raise ConfigError(f"{name}.{key}: there are [[listeners]], so it must be set there")
     names: set[str] = set()
-    for one in config.listeners:
-        if one.name in names or one.name in RESERVED:
-            what = "is used twice" if one.name in names else "is reserved"
-            raise ConfigError(f"listeners.{one.name}: the name {what}: choose another")
-        names.add(one.name)
-        yield f"listeners.{one.name}.address", one
+    for listener in config.listeners:
+        if listener.name in names or listener.name in RESERVED:
+            what = "is used twice" if listener.name in names else "is reserved"
+            raise ConfigError(f"listeners.{listener.name}: the name {what}: choose another")
+        names.add(listener.name)
+        yield f"listeners.{listener.name}.address", listener
 
 
-def _settings(security: SecurityConfig, key: str, one: ListenerConfig) -> ListenerSettings:
+def _settings(security: SecurityConfig, key: str, listener: ListenerConfig) -> ListenerSettings:
     """Return a listener's settings. `key` is the key of its address."""
     section = key.rpartition(".")[0]
-    tls = None if one.plain else one.tls or security.tls
-    logins = _logins(security, tls, proxied=one.proxy_protocol)
-    if one.logins is not None:
-        for login in one.logins:
+    tls = None if listener.plain else listener.tls or security.tls
+    logins = _logins(security, tls, proxied=listener.proxy_protocol)
+    if listener.logins is not None:
+        for login in listener.logins:
             if login not in logins:
                 raise ConfigError(f"{section}.logins: {login} needs {_NEEDS[login]}")
-        logins = frozenset(one.logins)
+        logins = frozenset(listener.logins)
     return ListenerSettings(
-        name=one.name,
-        protocol=one.protocol,
-        address=one.address,
+        name=listener.name,
+        protocol=listener.protocol,
+        address=listener.address,
         key=key,
-        tls_key="security.tls_" if one.tls is None else f"{section}.tls.",
+        tls_key="security.tls_" if listener.tls is None else f"{section}.tls.",
         tls=tls,
-        proxy_protocol=one.proxy_protocol,
+        proxy_protocol=listener.proxy_protocol,
         logins=logins,
-        max_connections=one.max_connections,
+        max_connections=listener.max_connections,
     )
 
 
@@ -116,7 +116,10 @@ def _logins(security: SecurityConfig, tls: TlsConfig | None, *, proxied: bool) -
 
 def addresses(config: Config) -> list[tuple[str, Address]]:
     """Return the keys and addresses of all listeners, management included."""
-    return [*((one.key, one.address) for one in listeners(config)), ("management.address", config.management.address)]
+    return [
+        *((listener.key, listener.address) for listener in listeners(config)),
+        ("management.address", config.management.address),
+    ]
 
 
 def check_ports(config: Config) -> None:
@@ -126,26 +129,30 @@ def check_ports(config: Config) -> None:
         taken.append(("embedded.port", Address(f"{LOOPBACK}:{config.embedded.port}")))
         taken.append(("embedded.controller_port", Address(f"{LOOPBACK}:{config.embedded.controller_port}")))
     clashes = [
-        f"{one_key} and {other_key} are both on port {one.port}: change one of them"
-        for (one_key, one), (other_key, other) in combinations(taken, 2)
-        if one.port and one.port == other.port and _overlap(one.host, other.host)
+        f"{key} and {other_key} are both on port {address.port}: change one of them"
+        for (key, address), (other_key, other) in combinations(taken, 2)
+        if address.port and address.port == other.port and _overlap(address.host, other.host)
     ]
     if clashes:
         raise ConfigError("\n".join(clashes))
 
 
-def _overlap(one: str, other: str) -> bool:
-    if "localhost" in (one, other):  # both families
-        near = (one, other, "127.0.0.1", "::1")
-        return one == other or any(_overlap(host, other if one == "localhost" else one) for host in near[2:])
-    return one == other or ((":" in one) == (":" in other) and (one in EVERY_ADDRESS or other in EVERY_ADDRESS))
+def _overlap(address: str, other: str) -> bool:
+    if "localhost" in (address, other):  # both families
+        near = (address, other, "127.0.0.1", "::1")
+        return address == other or any(
+            _overlap(host, other if address == "localhost" else address) for host in near[2:]
+        )
+    return address == other or (
+        (":" in address) == (":" in other) and (address in EVERY_ADDRESS or other in EVERY_ADDRESS)
+    )
 
 
 def check_proxies(config: Config) -> None:
     """Raise ConfigError if a listener expects PROXY headers but no proxies are trusted."""
-    for one in listeners(config):
-        if one.proxy_protocol and not config.security.trusted_proxies:
-            section = one.key.rpartition(".")[0]
+    for listener in listeners(config):
+        if listener.proxy_protocol and not config.security.trusted_proxies:
+            section = listener.key.rpartition(".")[0]
             raise ConfigError(
                 f"{section}.proxy_protocol: needs security.trusted_proxies, the networks of the balancers"
             )
@@ -164,12 +171,12 @@ def check_exposure(config: Config) -> list[str]:
         ConfigError: the text names the key of every such listener.
     """
     security = config.security
-    exposed = [one for one in listeners(config) if not one.address.is_loopback]
-    open_ones = [(one.key, one.address) for one in exposed if not one.authenticates]
+    exposed = [listener for listener in listeners(config) if not listener.address.is_loopback]
+    open_ones = [(listener.key, listener.address) for listener in exposed if not listener.authenticates]
     in_clear = [
-        (one.key, one.address, "passwords" if "password" in one.logins else "tokens")
-        for one in exposed
-        if one.tls is None and not one.logins.isdisjoint(("password", "token"))
+        (listener.key, listener.address, "passwords" if "password" in listener.logins else "tokens")
+        for listener in exposed
+        if listener.tls is None and not listener.logins.isdisjoint(("password", "token"))
     ]
     management = config.management.address
     if not management.is_loopback:

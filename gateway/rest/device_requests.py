@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Final
 
@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from flowcontrol.admission import Admission, Refusal, client_share
-from gateway.kafka.contracts import Refused, Subscriber
+from gateway.kafka.contracts import Fanout, Refused
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.read.lingering import LingeringWatch
 from gateway.kafka.read.live_reader import LiveReader
@@ -34,7 +34,7 @@ from telemetry.statistics import counter, gauge
 LINGER_S: Final = 30.0  # how long the reply topic is read after the last request, to count late answers
 
 
-class Replies:
+class Replies(Fanout):
     """The open requests of the process, or of a tenant; the `Fanout` of the reply topic.
 
     It reads the reply topic at its end and accepts records with one key. The reply address is
@@ -64,15 +64,16 @@ class Replies:
         """Return the number of open requests."""
         return len(self._open)
 
-    def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
+    def select(self, records: Sequence[Received], at: int) -> tuple[tuple[()], int]:
         """Hand an answer to its request. Returns no subscribers (`contracts.Fanout`)."""
+        record = records[at]
         if record.key == self._key:
             answer = self._open.pop(correlation_of(record) or "", None)
             if answer is None:
                 self.late += 1
             elif not answer.done():
                 answer.set_result(record)
-        return ()
+        return (), 1
 
     @contextmanager
     def expect_answer(self) -> Iterator[tuple[str, asyncio.Future[Received]]]:

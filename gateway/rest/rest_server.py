@@ -131,8 +131,8 @@ class RestServer(HttpServer):
 
     def departing(self) -> Iterable[Departing]:
         """Return HTTP connections, event streams and WebSockets."""
-        connections = (cast("HttpConnection", one) for one in self.connections)
-        return [*connections, *chain.from_iterable(one.departing() for one in self._operations)]
+        connections = (cast("HttpConnection", connection) for connection in self.connections)
+        return [*connections, *chain.from_iterable(each.departing() for each in self._operations)]
 
     def stop_receiving(self) -> None:
         """Close the listening sockets, answer new requests with 503, and end long operations such as polls.
@@ -157,11 +157,11 @@ class RestServer(HttpServer):
 
     def flowing(self) -> list[Flowing]:
         """Return WebSockets, event streams, and requests and uploads that produce, for /flow."""
-        return [*chain.from_iterable(one.flowing() for one in self._operations), *self._overload.flowing()]
+        return [*chain.from_iterable(each.flowing() for each in self._operations), *self._overload.flowing()]
 
     def clients(self) -> Iterable[Connected]:
         """Return HTTP connections, event streams, WebSockets and consumers."""
-        return chain(listed(tuple(self.connections)), *(one.clients() for one in self._operations))
+        return chain(listed(tuple(self.connections)), *(each.clients() for each in self._operations))
 
     def statistics(self) -> RestStatistics:
         """Return the counts so far."""

@@ -42,7 +42,7 @@ class Trail(Protocol):
 
 
 class Audit:
-    """Passes reports to the trail while there is one; the methods are those of `Trail`."""
+    """Passes reports to the trail while there is one."""
 
     def __init__(self) -> None:
         self.trail: Trail | None = None
@@ -53,22 +53,22 @@ class Audit:
         return self.trail is not None
 
     def accepted(self, where: Where, principal: str, method: str) -> None:
-        """See `Trail`."""
+        """Report a successful login."""
         if self.trail is not None:
             self.trail.accepted(where, principal, method)
 
     def refused(self, where: Where, reason: str, *, name: str = "", busy: bool = False) -> None:
-        """See `Trail`."""
+        """Report a refused login."""
         if self.trail is not None:
             self.trail.refused(where, reason, name=name, busy=busy)
 
     def denied(self, where: Where, principal: str, what: str, on: str = "", reason: str = "") -> None:
-        """See `Trail`."""
+        """Report that a logged-in client was refused an operation."""
         if self.trail is not None:
             self.trail.denied(where, principal, what, on, reason)
 
     def act(self, where: Where, principal: str, what: str, on: str = "") -> None:
-        """See `Trail`."""
+        """Report an administrative action."""
         if self.trail is not None:
             self.trail.act(where, principal, what, on)
 

@@ -10,7 +10,6 @@ The process has one `failures`, like one log.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -18,10 +17,11 @@ from types import TracebackType
 from typing import Annotated, Any, Final
 
 import msgspec
+import structlog
 
 from telemetry.statistics import counter, gauge
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 TRACEBACK_S: Final = 60.0
 """The same failure at the same line is logged once in this time, with the number of suppressed repetitions."""
@@ -111,9 +111,10 @@ class Failures:
         held = self._repeats.suppressed((place, type(error), *_origin(error.__traceback__)))
         if held is None:
             return
-        more = f" ({held} more like this)" if held else ""
-        subject = f"{place} {what}" if what else place
-        log.error("an unexpected failure was contained: %s%s", subject, more, exc_info=error)
+        facts = {"what": what} if what else {}
+        if held:
+            facts["more_like_this"] = str(held)
+        log.error("an unexpected failure was contained", place=place, exc_info=error, **facts)
 
     def guard(self, place: str, callback: Callable[..., None], *facts: Any) -> None:
         """Call one of several callbacks and contain its failure, so that the others are still called."""

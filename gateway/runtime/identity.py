@@ -44,7 +44,7 @@ class GatewayIdentity:
         self._held = held
         return name
 
-    def beside(self, name: str) -> Path | None:
+    def file(self, name: str) -> Path | None:
         """Return a file for the gateway's next process; None if that process will have another name."""
         return self._directory / name if self._held is not None else None
 

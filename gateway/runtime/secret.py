@@ -84,8 +84,8 @@ def _option(name: object, value: Any) -> Iterator[str]:
         for inner, deeper in value.items():
             yield from _option(inner, deeper)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _option(name, one)
+        for item in value:
+            yield from _option(name, item)
     elif isinstance(value, str):
         if is_secret_name(name) or "://" in value:
             yield value
@@ -101,9 +101,9 @@ def _passwords(text: str) -> Iterator[str]:
         found = [parts.password or "", *(value for _, value in parse_qsl(parts.query))]
     except ValueError:
         return
-    for one in found:
-        yield one
-        yield unquote(one)
+    for item in found:
+        yield item
+        yield unquote(item)
 
 
 class Redactor:

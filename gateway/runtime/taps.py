@@ -33,17 +33,17 @@ class Taps:
         self.watchers: tuple[Watcher, ...] = ()
 
     def opened(self, socket: Any) -> None:
-        """See `Watcher`."""
+        """A connection was accepted."""
         for watcher in self.watchers:
             watcher.opened(socket)
 
     def named(self, socket: Any, identifier: str) -> None:
-        """See `Watcher`."""
+        """A connection's client is known by this id now."""
         for watcher in self.watchers:
             watcher.named(socket, identifier)
 
     def closed(self, socket: Any, reason: str) -> None:
-        """See `Watcher`."""
+        """A connection was closed, for a reason that is "" if the client just left."""
         for watcher in self.watchers:
             watcher.closed(socket, reason)
 

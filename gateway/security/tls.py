@@ -73,7 +73,7 @@ def _end(config: TlsConfig) -> float | None:
         chain = x509.load_pem_x509_certificates(config.cert.read_bytes())
     except (OSError, ValueError):  # OpenSSL has accepted it, and is less strict
         return None
-    return min(one.not_valid_after_utc.timestamp() for one in chain)
+    return min(certificate.not_valid_after_utc.timestamp() for certificate in chain)
 
 
 def _loaded(config: TlsConfig, key: str) -> ssl.SSLContext:

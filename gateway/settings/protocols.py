@@ -107,7 +107,7 @@ class AddressRule(Section):
     @classmethod
     def _is_filter(cls, pattern: str) -> str:
         levels = pattern.split("/")
-        if not pattern or any(("#" in one or "+" in one) and one not in ("#", "+") for one in levels):
+        if not pattern or any(("#" in level or "+" in level) and level not in ("#", "+") for level in levels):
             raise ValueError("+ and # must be whole levels")
         if "#" in levels[:-1]:
             raise ValueError("# must be the last level")

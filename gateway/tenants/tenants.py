@@ -114,11 +114,11 @@ def _names(kind: str, what: str, identity: Identity, cert: Mapping[str, Any] | N
 
 def _never(kind: str, what: str, config: SecurityConfig, listeners: Sequence[ListenerSettings]) -> str | None:
     """Return why a source can never name a tenant, or None if it can."""
-    logins = {login for one in listeners for login in one.logins}
+    logins = {login for listener in listeners for login in listener.logins}
     if kind == "listener":
         return None
     if kind == "certificate":
-        asked = any(one.tls is not None and one.tls.client_ca is not None for one in listeners)
+        asked = any(listener.tls is not None and listener.tls.client_ca is not None for listener in listeners)
         return None if asked or (what == "CN" and "certificate" in logins) else "security.tls_client_ca is not set"
     return never(_VARIABLES[kind], EVERYONE, config, logins)
 

@@ -125,7 +125,7 @@ def described(packet: packets.Packet, payload: int, cut_off: int = 0) -> Line:
         elif name == "reason_codes":
             line[name] = shown([f"0x{code:02X}" for code in value])
         elif name == "subscriptions":
-            line[name] = shown([f"{cut(one.topic_filter, TEXT)} QoS {one.qos}" for one in value])
+            line[name] = shown([f"{cut(entry.topic_filter, TEXT)} QoS {entry.qos}" for entry in value])
         else:
             line[name] = shown(value)
     return line

@@ -51,7 +51,7 @@ def shown(value: Any, depth: int = DEPTH) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return shown_bytes(bytes(value[: TEXT + 1]), TEXT // 2)
     if depth and isinstance(value, list | tuple):
-        return [shown(one, depth - 1) for one in value[:ITEMS]] + (["…"] if len(value) > ITEMS else [])
+        return [shown(item, depth - 1) for item in value[:ITEMS]] + (["…"] if len(value) > ITEMS else [])
     return cut(str(value), TEXT)
 
 

@@ -38,7 +38,7 @@ class _Taps:
                 tap.take(data, sent=sent)
             except Exception as error:  # a bug in a trace must not break the connection: drop the tap
                 failures.report("trace", error)
-                self.all = tuple(one for one in self.all if one is not tap)
+                self.all = tuple(other for other in self.all if other is not tap)
 
 
 class TappedConnection:
@@ -51,13 +51,13 @@ class TappedConnection:
         self.taps = _Taps()
 
     def receive_data(self, data: bytes) -> list[Any]:
-        """See `protocols.connection.Connection`."""
+        """Show what was received, then parse it."""
         self.taps.take(data, sent=False)
         events: list[Any] = self.inner.receive_data(data)
         return events
 
     def data_to_send(self) -> bytes:
-        """See `protocols.connection.Connection`."""
+        """Return the bytes to send, and show them."""
         data: bytes = self.inner.data_to_send()
         if data:
             self.taps.take(data, sent=True)
@@ -84,7 +84,7 @@ class TappedTransport:
         self.user.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """The socket is closed: tell the owner, and drop it."""
         user, self.user = self.user, None
         if user is not None:
             user.connection_lost(exc)
@@ -95,7 +95,7 @@ class TappedTransport:
         self.inner.write(data)
 
     def writelines(self, parts: Any) -> None:
-        """See `write`."""
+        """Write several parts as one."""
         self.write(b"".join(parts))
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -140,7 +140,7 @@ def install_tap(socket: Any, tap: Tap) -> Tapped | None:
 
 def remove_tap(socket: Any, tapped: Tapped, tap: Tap) -> None:
     """Remove a tap that `install_tap` installed."""
-    tapped.taps.all = tuple(one for one in tapped.taps.all if one is not tap)
+    tapped.taps.all = tuple(other for other in tapped.taps.all if other is not tap)
     if tapped.taps.all:
         return
     if isinstance(tapped, TappedConnection):

@@ -93,7 +93,7 @@ class _Tap:
         self.tapped: Tapped | None = None
 
     def take(self, data: bytes, *, sent: bool) -> None:
-        """See `gateway.trace.tapped.Tap`."""
+        """Show the units of a read or a write that the trace is for."""
         decoder, trace, topic = self._decoder, self._trace, self._topic
         for unit in decoder.units(data, sent=sent):
             if (not topic or decoder.concerns(unit, topic)) and trace.has_room():
@@ -142,7 +142,7 @@ class Trace:
         self._add(socket, identifier, socket.peer, fresh=False)
 
     def opened(self, socket: Any) -> None:
-        """See `gateway.runtime.taps.Watcher`. Except for HTTP, a client's id is known only later (`named`)."""
+        """Trace a new connection that a trace is for. Except for HTTP, a client's id is known only later (`named`)."""
         address = socket.peer
         by_address = self._wanted.address and self._is_from(address)
         if self._topic or by_address or self._wanted.client == f"http/{address}":
@@ -151,7 +151,7 @@ class Trace:
             self._add(socket, "" if logs_in else f"http/{address}", address, fresh=True)
 
     def named(self, socket: Any, identifier: str) -> None:
-        """See `gateway.runtime.taps.Watcher`."""
+        """Note the client's id, and trace the connection if a trace is for it."""
         tap = self._taps.get(socket)
         if tap is not None:
             tap.client = identifier
@@ -162,7 +162,7 @@ class Trace:
                 tap.add(described(connection.connect, self._wanted.payload), "in")
 
     def closed(self, socket: Any, reason: str) -> None:
-        """See `gateway.runtime.taps.Watcher`."""
+        """End the tap of a closed connection with a last line."""
         tap = self._taps.pop(socket, None)
         if tap is not None:
             if self.has_room():

@@ -36,7 +36,7 @@ def _text(fields: dict[str, Any]) -> Text:
     client = fields.get("client") or fields.get("address", "")
     kind = next((name for name in KINDS if name in fields), "")
     what = str(fields[kind]) if kind in {"packet", "frame", "connection"} else f"{kind} {fields.get(kind, '')}".strip()
-    rest = " ".join(f"{name}={_value(one)}" for name, one in fields.items() if name not in HEAD and name != kind)
+    rest = " ".join(f"{name}={_value(value)}" for name, value in fields.items() if name not in HEAD and name != kind)
     return plain(f"{at}  {client}  {ARROWS[fields.get('dir', '')]}  {what} {rest}".rstrip())
 
 

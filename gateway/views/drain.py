@@ -107,7 +107,10 @@ class Drain:
             share, before = min(share + rate * (now - before), 1 + 2 * rate * TICK_S), now
             if not self._order:
                 self._order = [
-                    one for each in listeners for one in each.departing() if not (one.left or one in self._waiting)
+                    connection
+                    for each in listeners
+                    for connection in each.departing()
+                    if not (connection.left or connection in self._waiting)
                 ]
                 random.shuffle(self._order)
             gone = self._close_answered(int(share))
@@ -122,12 +125,12 @@ class Drain:
     def _close_answered(self, most: int) -> int:
         """Close prepared connections whose messages Kafka has answered; returns how many."""
         gone = 0
-        for one in list(self._waiting):
-            is_counted = one in self._counted
-            if one.left or ((is_counted or gone < most) and one.may_leave):
-                del self._waiting[one]
-                self._counted.discard(one)
-                gone += self._leave(one) and not is_counted
+        for connection in list(self._waiting):
+            is_counted = connection in self._counted
+            if connection.left or ((is_counted or gone < most) and connection.may_leave):
+                del self._waiting[connection]
+                self._counted.discard(connection)
+                gone += self._leave(connection) and not is_counted
         return gone
 
     def _prepare_next(self, most: int, now: float) -> int:
@@ -135,30 +138,30 @@ class Drain:
         called = gone = 0
         recent = sum(1 for since in self._waiting.values() if now - since <= self._settle_s)
         while self._order and called < most and recent <= self._config.rate_per_s:
-            one = self._order.pop()
-            if one.left:
+            connection = self._order.pop()
+            if connection.left:
                 continue
             called += 1
             try:
-                by_itself = one.prepare_to_leave()
-                if one.may_leave:
-                    self._leave(one)
+                by_itself = connection.prepare_to_leave()
+                if connection.may_leave:
+                    self._leave(connection)
                     gone += 1
                     continue
-                self._waiting[one] = now
+                self._waiting[connection] = now
                 recent += 1
                 if by_itself:
-                    self._counted.add(one)
+                    self._counted.add(connection)
                     gone += 1
             except Exception as error:  # a bug must affect only one connection
                 failures.report("drain", error)
         return gone
 
-    def _leave(self, one: Departing) -> bool:
-        if one.left:
+    def _leave(self, connection: Departing) -> bool:
+        if connection.left:
             return False
         try:
-            one.leave()
+            connection.leave()
         except Exception as error:
             failures.report("drain", error)
         return True

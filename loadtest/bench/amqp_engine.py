@@ -288,7 +288,7 @@ def session(reads: list[bytes], destination: AmqpDestination, now_ms: int = NOW)
     connection = Connection("bench", EndpointLimits(session_window_bytes=1 << 30))
     owner = AmqpConnection(services, connection, set())
     owner.connected(cast("Any", Socket(connection)))
-    owner.identity = ANONYMOUS
+    owner.identity, owner.principal = ANONYMOUS, ANONYMOUS.name
     link = accepted(connection, sending=True)
     link.context = IncomingLink(services.ingress, owner, link, destination, allowed=None)
     services.gates.senders = 1

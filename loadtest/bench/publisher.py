@@ -22,7 +22,7 @@ import uvloop
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.kafka.cluster.topics import Topics
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.settings.config import BudgetConfig, KafkaConfig
 from loadtest.bare import BATCH_BYTES, Stored, store
@@ -36,7 +36,7 @@ TELEMETRY = (
 """A typical device message of 100 bytes."""
 
 
-class Counter:
+class Counter(Owner):
     """An owner that counts settled records."""
 
     def __init__(self) -> None:

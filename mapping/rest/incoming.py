@@ -154,11 +154,11 @@ class Target(msgspec.Struct, frozen=True, gc=False):
             contents = decode_plain(PLAIN_BINARY, body, limit)
             if contents is None:
                 return None
-            return [Record(topic, one.key, one.value, headers, None, partition) for one in contents]
+            return [Record(topic, item.key, item.value, headers, None, partition) for item in contents]
         texts = decode_plain(PLAIN_TEXT, body, limit)
         if texts is None:
             return None
-        return [Record(topic, from_text(one.key), from_text(one.value), headers, None, partition) for one in texts]
+        return [Record(topic, from_text(item.key), from_text(item.value), headers, None, partition) for item in texts]
 
     def any_records(self, body: bytes, limit: int) -> list[Record]:
         """Return the records of any body; RestError."""
@@ -184,7 +184,7 @@ class Target(msgspec.Struct, frozen=True, gc=False):
         embedded = entry.value_format
         value = json_value(raw_value) if embedded in (None, Format.JSON) else _from_string(raw_value, embedded, "value")
         if embedded is not None:
-            others = tuple(one for one in headers if one[0] != CONTENT_TYPE)
+            others = tuple(item for item in headers if item[0] != CONTENT_TYPE)
             headers = ((CONTENT_TYPE, CONTENT_TYPES[embedded]), *others)
         return self._record(index, entry, key, value, headers)
 

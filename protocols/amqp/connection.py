@@ -118,7 +118,7 @@ class Connection:
         self._closed = True
 
     def give_up(self) -> list[Any]:
-        """See `protocols.connection.Connection`; before the AMQP layer there is no frame that could report an error."""
+        """Close after a bug of ours; before the AMQP layer there is no frame that could report an error."""
         return [] if self.closing else self._fail("internal error", INTERNAL_ERROR)
 
     def release(self) -> None:

@@ -124,7 +124,7 @@ class Endpoints:
         source, target = lib.pn_link_source(handle), lib.pn_link_target(handle)
         lib.pn_terminus_copy(source, lib.pn_link_remote_source(handle))
         lib.pn_terminus_copy(target, lib.pn_link_remote_target(handle))
-        applied = [item for one in filters for item in one.encoded]
+        applied = [item for entry in filters for item in entry.encoded]
         if link.source.filters:
             lib.pn_data_clear(lib.pn_terminus_filter(source))
         if applied:

@@ -51,10 +51,10 @@ def check_subscribe(packet: packets.Subscribe, announced: Properties) -> None:
     identifiers = packet.properties is not None and packet.properties.subscription_identifiers
     if identifiers and announced.subscription_identifier_available == 0:
         raise PeerError(ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED, "subscription identifiers are not available")
-    for one in packet.subscriptions:
-        if announced.shared_subscription_available == 0 and topics.is_shared(one.topic_filter):
+    for subscription in packet.subscriptions:
+        if announced.shared_subscription_available == 0 and topics.is_shared(subscription.topic_filter):
             raise PeerError(ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, "shared subscriptions are not available")
-        if announced.wildcard_subscription_available == 0 and topics.has_wildcard(one.topic_filter):
+        if announced.wildcard_subscription_available == 0 and topics.has_wildcard(subscription.topic_filter):
             raise PeerError(ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, "wildcard subscriptions are not available")
 
 
@@ -65,8 +65,10 @@ def bridged(packet: packets.Subscribe) -> packets.Subscribe:
     not keep retained messages.
     """
     subscriptions = tuple(
-        msgspec.structs.replace(one, no_local=not topics.is_shared(one.topic_filter), retain_as_published=True)
-        for one in packet.subscriptions
+        msgspec.structs.replace(
+            subscription, no_local=not topics.is_shared(subscription.topic_filter), retain_as_published=True
+        )
+        for subscription in packet.subscriptions
     )
     return msgspec.structs.replace(packet, subscriptions=subscriptions)
 

@@ -213,7 +213,7 @@ class Connection(Receiver):
             self._received_at = self._now  # until now the client waited for us
 
     def give_up(self) -> list[Any]:
-        """See `protocols.connection.Connection`; sends 0x83 in DISCONNECT, or in CONNACK before `accept`."""
+        """Close after a bug of ours: 0x83 in DISCONNECT, or in CONNACK before `accept`."""
         if self.state is CLOSED:
             return []
         return [self._fail(PeerError(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error"))]

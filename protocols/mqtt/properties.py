@@ -229,9 +229,9 @@ def encode_properties(properties: Properties | None, packet: int) -> bytes:
                 out += encode_text(key)
                 out += encode_text(text)
         elif kind == _VARINT:
-            for one in value:
+            for item in value:
                 out.append(identifier)
-                out += encode_varint(_in_range(name, one, lowest, highest))
+                out += encode_varint(_in_range(name, item, lowest, highest))
         else:
             out.append(identifier)
             if kind == _BINARY:

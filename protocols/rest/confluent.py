@@ -148,7 +148,7 @@ class _Commit(msgspec.Struct, forbid_unknown_fields=True):
 _CONSUMER: Final = msgspec.json.Decoder(ConsumerConfig)
 _POSITIONS: Final = msgspec.json.Decoder(Positions, strict=False)
 _COMMIT: Final = msgspec.json.Decoder(_Commit, strict=False)
-_FORMATS: Final = frozenset(one.value for one in Format)
+_FORMATS: Final = frozenset(form.value for form in Format)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -56,7 +56,7 @@ class Data(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
     def _has_schema(self) -> bool:
         schemas = (self.schema, self.schema_id, self.schema_version, self.subject, self.subject_name_strategy)
-        return any(one is not msgspec.UNSET and one != NULL for one in schemas)
+        return any(schema is not msgspec.UNSET and schema != NULL for schema in schemas)
 
 
 class ProducedRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

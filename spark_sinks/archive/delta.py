@@ -95,7 +95,7 @@ class DeltaArchive(Table[DeltaTable]):
         return next((file.path for file in files if not does_exist(self._name, self._options, file.path)), None)
 
     def _commit(self, files: Sequence[AddAction], number: int) -> None:
-        """See `Table`. The conflict is another process that has just added a batch of this archive."""
+        """Add the files as one batch. The conflict is another process that has just added a batch of this archive."""
         table = self._existing()
         if self._is_new(table, number):
             both = [Transaction(name, number) for name in (APPLICATION, self._application)]

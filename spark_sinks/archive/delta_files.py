@@ -68,9 +68,9 @@ def _parts(rows: pa.Table, by: Sequence[str]) -> Iterator[tuple[dict[str, str | 
     if found.num_rows > 1:
         rows = rows.take(pc.sort_indices(rows, order))  # a stable sort
     begin = 0
-    for one in found.to_pylist():
-        count = one.pop("count_all")
-        yield {name: str(value) for name, value in one.items()}, rows.slice(begin, count).drop_columns(list(by))
+    for row in found.to_pylist():
+        count = row.pop("count_all")
+        yield {name: str(value) for name, value in row.items()}, rows.slice(begin, count).drop_columns(list(by))
         begin += count
 
 

@@ -167,9 +167,9 @@ class _Audit:
                 minutes[place][record.timestamp // 60_000] += 1
             else:
                 others[place] += 1
-        for one in reader.unreadable():
+        for gap in reader.unreadable():
             self._unreadable += 1
-            self._say(f"not counted: {one}")
+            self._say(f"not counted: {gap}")
         counted = {
             what.place: Counted(
                 stored[what.place],

@@ -62,8 +62,8 @@ def readings(value: Column, sent_ms: Column, source: Source) -> Column:
 
     def of_batch(values: pa.Array, sent: pa.Array) -> pa.Array:  # Spark derives the kind of function from the hints
         made = []
-        for one, at in zip(values.to_pylist(), sent.to_pylist(), strict=True):
-            error, rows = decoded(decode, one, at)
+        for payload, at in zip(values.to_pylist(), sent.to_pylist(), strict=True):
+            error, rows = decoded(decode, payload, at)
             made.append({"error": error, "readings": [dict(zip(names, row, strict=True)) for row in rows]})
         return pa.array(made, types)
 

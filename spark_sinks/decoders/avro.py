@@ -53,7 +53,7 @@ class AvroSchema:
 
     def lacks(self, columns: Sequence[Wanted], time: str | None) -> Iterator[str]:
         """Yield one sentence, with the source's key, for each column that is missing or has another type."""
-        wanted = [(f"columns.{one.name}", one.path, _TYPES[one.type], TYPE_NAMES[one.type]) for one in columns]
+        wanted = [(f"columns.{part.name}", part.path, _TYPES[part.type], TYPE_NAMES[part.type]) for part in columns]
         if time is not None:
             wanted.append(("time", time, frozenset({"long", "double", "string"}), "number or text"))
         for place, path, kinds, name in wanted:
@@ -91,14 +91,14 @@ class AvroSchema:
             found = self._root
             for name in path.split("."):
                 wanted[found["name"]].add(name)
-                found = self._single(next(one["type"] for one in found["fields"] if one["name"] == name), path)
+                found = self._single(next(part["type"] for part in found["fields"] if part["name"] == name), path)
         made = self._only(self._root, wanted, set())
         made["fields"].append({"name": READ, "type": "boolean", "default": True})
         return json.dumps(made)
 
     def _only(self, kind: Any, wanted: Mapping[str, set[str]], defined: set[str]) -> Any:
         if isinstance(kind, list):
-            return [self._only(one, wanted, defined) for one in kind]
+            return [self._only(part, wanted, defined) for part in kind]
         name = kind.get("name")
         if name is None:
             return kind["type"]
@@ -111,7 +111,7 @@ class AvroSchema:
         return {
             "type": "record",
             "name": name,
-            "fields": [{"name": one["name"], "type": self._only(one["type"], wanted, defined)} for one in fields],
+            "fields": [{"name": part["name"], "type": self._only(part["type"], wanted, defined)} for part in fields],
         }
 
     @staticmethod
@@ -119,7 +119,7 @@ class AvroSchema:
         """Return a type without null; SchemaError if it is a union of several types."""
         if not isinstance(kind, list):
             return dict(kind)
-        single = [one for one in kind if one["type"] != "null"]
+        single = [part for part in kind if part["type"] != "null"]
         if len(single) != 1:
             raise SchemaError(f"{path} is a union of several types in the schema")
         return dict(single[0])
@@ -127,7 +127,7 @@ class AvroSchema:
     def _known(self, given: Any, namespace: str, around: tuple[str, ...]) -> Any:
         """Resolve all names in a type; types become objects, unions become lists."""
         if isinstance(given, list):
-            return [self._known(one, namespace, around) for one in given]
+            return [self._known(part, namespace, around) for part in given]
         if isinstance(given, str):
             if given in PRIMITIVE:
                 return {"type": given}
@@ -167,7 +167,7 @@ class AvroSchema:
             made = {"type": "fixed", "name": full, "size": given.get("size")}
         else:
             fields = given.get("fields")
-            if not isinstance(fields, list) or not all(isinstance(one, dict) and "name" in one for one in fields):
+            if not isinstance(fields, list) or not all(isinstance(part, dict) and "name" in part for part in fields):
                 raise SchemaError(f"{full} has no fields")
             inside = (*around, full)
             space = full.rpartition(".")[0]
@@ -175,7 +175,7 @@ class AvroSchema:
                 "type": "record",
                 "name": full,
                 "fields": [
-                    {"name": one["name"], "type": self._known(one.get("type"), space, inside)} for one in fields
+                    {"name": part["name"], "type": self._known(part.get("type"), space, inside)} for part in fields
                 ],
             }
         self._named[full] = made

@@ -28,7 +28,7 @@ class Cbor:
     time: str | None
 
     def __call__(self, value: bytes, sent_ms: int) -> Sequence[Row]:
-        """See `Decoder`."""
+        """Decode a map to its columns; ValueError if it is none."""
         found = loaded(value)
         if not isinstance(found, Mapping):
             raise ReadingFault("the value is not a CBOR map")

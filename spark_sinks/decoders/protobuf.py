@@ -51,7 +51,7 @@ class Protobuf:
     schema_id: int | None = None
 
     def __call__(self, value: bytes, sent_ms: int) -> Sequence[Row]:
-        """See `Decoder`. A missing field without presence (proto3 without `optional`) is zero or empty."""
+        """Decode a message. A missing field without presence (proto3 without `optional`) is zero or empty."""
         if self.framed:
             value = framing.unframed(value, self.schema_id, indexes=True)
         made = message_factory.GetMessageClass(_descriptor(self.descriptors, self.message))()
@@ -142,4 +142,8 @@ def _descriptor(descriptors: bytes, message: str) -> Descriptor:
 def _messages(descriptors: bytes) -> list[str]:
     """Return the full names of the top-level messages."""
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
-    return [f"{file.package}.{one.name}" if file.package else one.name for file in files for one in file.message_type]
+    return [
+        f"{file.package}.{message.name}" if file.package else message.name
+        for file in files
+        for message in file.message_type
+    ]

@@ -41,7 +41,7 @@ class Senml:
     columns: tuple[Wanted, ...]
 
     def __call__(self, value: bytes, sent_ms: int) -> Sequence[Row]:
-        """See `Decoder`; the time of each reading is epoch ms."""
+        """Decode a pack to its readings; the time of each is epoch ms."""
         records = _records(value)
         if len(records) > MOST_READINGS:
             raise ReadingFault(f"the pack has {len(records)} records; at most {MOST_READINGS} are allowed")

@@ -45,7 +45,7 @@ class Options(JobOptions, frozen=True, kw_only=True):
 
     @property
     def topics(self) -> Sequence[str]:
-        """See `JobOptions`."""
+        """The topics it reads and writes."""
         return self.source, self.target, self.dead_letter
 
 
@@ -79,7 +79,7 @@ class MaxTemperature(Flow):
 
     @property
     def meaning(self) -> dict[str, str]:
-        """See `Flow`."""
+        """The window, which its state was made with."""
         return {"--window": f"{self.options.window_ms} ms", "--slide": f"{self.options.slide_ms} ms"}
 
     @property
@@ -93,17 +93,17 @@ class MaxTemperature(Flow):
 
     @property
     def behind_s(self) -> float:
-        """See `Flow`."""
+        """At most half of the watermark."""
         return min(SHORTEST_BEHIND_S, self.options.watermark_ms / 2_000)
 
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
-        """See `Flow`."""
+        """Return the records that are no readings, with the reason."""
         options = self.options
         parsed = transforms.parsed(source, interval(options.ahead_ms))
         return transforms.rejected(parsed, self.window, watermark_ms)
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `Flow`."""
+        """Start the query of the maxima."""
         options = self.options
         parsed = transforms.parsed(self.stream(trigger, headers=False), interval(options.ahead_ms))
         made = transforms.maxima(results.good(parsed), self.window)

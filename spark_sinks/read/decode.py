@@ -131,7 +131,7 @@ def _ahead(source: Source) -> Column:
 
 def _first_of(source: Source, *times: str) -> Column:
     """Return the first of these times that is not too far ahead, else the arrival; never later than the arrival."""
-    accepted = (F.when(F.col(one) <= _ahead(source), F.col(one)) for one in times)
+    accepted = (F.when(F.col(column) <= _ahead(source), F.col(column)) for column in times)
     return F.least(F.coalesce(*accepted, "timestamp"), "timestamp")
 
 
@@ -213,7 +213,7 @@ def _groups(paths: _Paths) -> list[_Paths]:
     """Split columns into those that one schema can parse, in which a field has one type; nearly always one group."""
     groups: list[_Paths] = []
     for name, (path, kind) in paths.items():
-        group = next((one for one in groups if dict(one.values()).get(path, kind) == kind), None)
+        group = next((column for column in groups if dict(column.values()).get(path, kind) == kind), None)
         if group is None:
             groups.append(group := {})
         group[name] = path, kind

@@ -46,7 +46,7 @@ def records(source: DataFrame) -> DataFrame:
 def header(headers: str, name: str | Column) -> Column:
     """Return the first header with this name as text; null if there is none or its value is not UTF-8."""
     wanted = F.lit(name) if isinstance(name, str) else name
-    return text_of(F.get(F.filter(headers, lambda one: one["key"] == wanted), F.lit(0))["value"])
+    return text_of(F.get(F.filter(headers, lambda header: header["key"] == wanted), F.lit(0))["value"])
 
 
 def term(of: Term) -> Column:

@@ -109,7 +109,7 @@ class ArchiveRows:
         self._left = left
 
     async def slices(self, records: int) -> AsyncIterator[Slice]:
-        """See `ReplaySource`."""
+        """Yield the rows in order, at most `records` at a time."""
         rows: Iterator[Any] = await asyncio.to_thread(lambda: iter(self._rows.toLocalIterator(prefetchPartitions=True)))
         while items := await asyncio.to_thread(lambda: [_item(row) for row in islice(rows, records)]):
             for item in items:
@@ -119,7 +119,7 @@ class ArchiveRows:
 
 
 def _item(row: Any) -> Item:
-    headers = tuple((one["key"], _bytes(one["value"])) for one in row["headers"] or ())
+    headers = tuple((header["key"], _bytes(header["value"])) for header in row["headers"] or ())
     return Item(
         row["topic"],
         row["partition"],

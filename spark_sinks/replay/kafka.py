@@ -56,7 +56,7 @@ class ReplayTopics:
         there = sorted(set(names) & set(await self._admin.list_topics()))
         if not there:
             return {}
-        counts = {one["topic"]: len(one["partitions"]) for one in await self._admin.describe_topics(there)}
+        counts = {topic["topic"]: len(topic["partitions"]) for topic in await self._admin.describe_topics(there)}
         asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in there]
         configs: dict[str, dict[str, str]] = {}
         for answer in await self._admin.describe_configs(asked):
@@ -111,7 +111,7 @@ class CommittedReader(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka carri
         self.unreadable: list[Unreadable] = []
 
     async def start(self) -> None:
-        """See aiokafka."""
+        """Start the consumer, which steps over what nothing can read."""
         await super().start()
         convert_arrivals(self, self.unreadable.append)
 
@@ -149,12 +149,12 @@ class LogReader:
     def unreadable(self) -> list[Unreadable]:
         """Return what nothing can read below the positions of `merge`; each once."""
         found, later = list[Unreadable](), list[Unreadable]()
-        for one in self._consumer.unreadable:
-            place = Place(*one.partition)
-            if one.first < min(self.merge.positions[place], self._ends[place]):
-                found.append(one)
+        for gap in self._consumer.unreadable:
+            place = Place(*gap.partition)
+            if gap.first < min(self.merge.positions[place], self._ends[place]):
+                found.append(gap)
             else:
-                later.append(one)
+                later.append(gap)
         self._consumer.unreadable[:] = later
         return found
 

@@ -83,7 +83,7 @@ async def read(committed: CommittedReader, plain: AIOKafkaConsumer, name: str) -
                     found, at = record.value, record.offset
     except TimeoutError as error:
         raise LedgerError(f"an open transaction of another job hides the end of {LEDGER}; try again later") from error
-    if hidden := [one for one in reader.unreadable() if one.first > at]:
+    if hidden := [gap for gap in reader.unreadable() if gap.first > at]:
         raise LedgerError(f"the newest entry of {name} may be in what nothing can read: {hidden[0]}")
     try:
         return None if found is None else msgspec.json.decode(found, type=LedgerEntry)

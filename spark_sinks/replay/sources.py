@@ -55,7 +55,7 @@ class LogItems:
         self._reader = reader
 
     async def slices(self, records: int) -> AsyncIterator[Slice]:
-        """See `ReplaySource`."""
+        """Yield the records in order, at most `records` at a time."""
         merge = self._reader.merge
         noted = dict(merge.positions)
         while await self._reader.next_time() is not None:
@@ -67,7 +67,7 @@ class LogItems:
             yield Slice([], dict(merge.positions), self._unreadable())
 
     def _unreadable(self) -> list[str]:
-        return [str(one) for one in self._reader.unreadable()]
+        return [str(gap) for gap in self._reader.unreadable()]
 
     async def _slice(self, records: int) -> Slice:
         merge, items, size = self._reader.merge, list[Item](), 0

@@ -59,7 +59,7 @@ class DeclaredOptions(JobOptions, frozen=True, kw_only=True):
 
     @property
     def topics(self) -> Sequence[str]:
-        """See `JobOptions`."""
+        """The topics that its file names."""
         return self.file.streaming.topics
 
 
@@ -101,7 +101,7 @@ class DeclaredJob(Flow):
         self.declared: Any = declared
 
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
-        """See `Flow`: those that cannot be decoded."""
+        """Return the records that cannot be decoded, with the reason."""
         return self.checked(source).where(F.col("error").isNotNull()).select("record.*", "error")
 
     def grouped_meaning(self, by: Sequence[Term], *columns: str) -> dict[str, str]:
@@ -138,7 +138,7 @@ class Windowed(DeclaredJob):
 
     @property
     def meaning(self) -> dict[str, str]:
-        """See `Flow`. The names of results are not part of it, but their order is: Spark's state has no names."""
+        """The window and the results: not their names, but their order, since Spark's state has no names."""
         window, aggregates = self.window, self.declared.aggregates.values()
         if isinstance(window, Session):
             times = {"session.gap": f"{window.gap.ms} ms"}
@@ -155,7 +155,7 @@ class Windowed(DeclaredJob):
         return found.dropDuplicates(["topic", "partition", "offset"]) if packs else found
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `Flow`."""
+        """Start the query of the aggregates."""
         declared, window = self.declared, self.window
         good = results.good(self.readings(trigger))
         old = JobCheckpoint(self.spark, self.checkpoint).lacks_in_state(windows.WITHIN_LONG)
@@ -176,11 +176,11 @@ class LastKnownJob(DeclaredJob):
 
     @property
     def meaning(self) -> dict[str, str]:
-        """See `Flow`."""
+        """The groups."""
         return self.grouped_meaning(self.declared.by)
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `Flow`."""
+        """Start the query of the last values."""
         made = last.newest(results.good(self.readings(trigger)), self.declared.by)
         topics = [self.declared.sink.kafka]
         if self.declared.sink.retained:
@@ -219,7 +219,7 @@ class EnrichJob(Stateless):
         return replace(made, interval_ms=REGISTRY_MS) if reads_topic and made.interval_ms is None else made
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `Flow`."""
+        """Start the query of the joined readings."""
         declared = self.declared
         known = registry.read(self.spark, declared.registry, self.options.connection)
         checked = enrich.enriched(self.readings(trigger), declared.by, known)
@@ -233,7 +233,7 @@ class AnomaliesJob(Stateless):
     declared: spec.Anomalies
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `Flow`."""
+        """Start the query of the alarms."""
         declared = self.declared
         made = thresholds.alarms(declared.by, declared.thresholds, packs=declared.source.decode == "senml")
         return self.routed(self.readings(trigger), made, trigger)
@@ -246,12 +246,12 @@ class AnomaliesWithMeans(DeclaredJob):
 
     @property
     def meaning(self) -> dict[str, str]:
-        """See `Flow`."""
+        """The thresholds that keep a state."""
         kept = [name for name, threshold in self.declared.thresholds.items() if threshold.deviations is not None]
         return self.grouped_meaning([self.declared.by], *kept)
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `Flow`."""
+        """Start the query of the alarms with deviations."""
         # Spark gives the Python process that this starts ten seconds, however busy the machine is. Importing its module
         # here first has it compiled and in the page cache.
         importlib.import_module("pyspark.sql.streaming.transform_with_state_driver_worker")
@@ -275,7 +275,7 @@ class TransformJob(DeclaredJob):
 
     @property
     def meaning(self) -> dict[str, str]:
-        """See `Flow`. The code is part of it if it has state."""
+        """The code, if it has state."""
         if not stateful_steps(self._made(self.trigger)):
             return {}
         used = meaning.of_source(self.declared.source, list(self.declared.source.columns))
@@ -288,7 +288,7 @@ class TransformJob(DeclaredJob):
         return made
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `Flow`; ValueError if the function's records have no key or value."""
+        """Start the function's query; ValueError if its records have no key or value."""
         made = self._made(trigger)
         if not {"key", "value"}.issubset(made.columns):
             raise ValueError(f"transform: the records need columns key and value, not only {', '.join(made.columns)}")
@@ -313,7 +313,7 @@ class ToArchive(DeclaredJob):
     SIZED = False
 
     def start(self, trigger: Trigger) -> StreamingQuery:
-        """See `Flow`; ArchiveError if the archive belongs to another job."""
+        """Start the query that archives; ArchiveError if the archive belongs to another job."""
         declared = self.declared
         if declared.sink.format != "parquet":
             trigger = replace(trigger, most=self._most(trigger))

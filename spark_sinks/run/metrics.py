@@ -101,7 +101,7 @@ class JobMetrics:
         return max(newest, min(RATE_S, now - (self._began or now)), 0.001)
 
     def statistics(self) -> QueryStatistics:
-        """See `telemetry.statistics`."""
+        """Return the progress so far."""
         with self._lock:
             now = self._clock()
             span = self._span(now)

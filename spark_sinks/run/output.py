@@ -70,23 +70,23 @@ class Screen:
         return Group(table([shown]), Text("Ctrl-C stops it.", style="dim"))
 
     def ready(self, trigger: str) -> None:
-        """See `OutputLines`."""
+        """Say that the job reads."""
         self.say(f"{self._job} reads ({trigger}).")
 
     def report(self, item: Progress | Examined) -> None:
-        """See `OutputLines`: the table already shows it."""
+        """Say nothing: the table already shows it."""
 
     def say(self, text: str) -> None:
-        """See `OutputLines`."""
+        """Print a line above the table."""
         self._live.console.print(Text(text), soft_wrap=True)
 
     def summary(self, totals: Mapping[str, Totals]) -> None:
-        """See `OutputLines`."""
+        """Print the totals of each query."""
         for query, total in totals.items():
             self.say(f"{query}: {total.rows:,} records in {total.batches:,} batches.")
 
     def close(self) -> None:
-        """See `OutputLines`: the last table stays on the screen."""
+        """End the display; the last table stays on the screen."""
         if not self._file.closed:
             self._live.stop()
             self._file.close()

@@ -155,22 +155,22 @@ def _read(path: Path) -> Known | None:
 
 def known() -> list[Known]:
     """Return the newest run of every job, running ones first."""
-    found = [one for path in directory().glob("*.json") if (one := _read(path)) is not None]
-    return sorted(found, key=lambda one: (not one.alive, one.run.job, one.run.checkpoint))
+    found = [record for path in directory().glob("*.json") if (record := _read(path)) is not None]
+    return sorted(found, key=lambda record: (not record.alive, record.run.job, record.run.checkpoint))
 
 
 def find(name: str) -> list[Known]:
     """Return the newest runs of a job file, or of all jobs with this name."""
     if is_job_file(name):
         path = str(Path(name).resolve())
-        return [one for one in known() if one.run.file == path]
-    return [one for one in known() if one.run.job == name]
+        return [record for record in known() if record.run.file == path]
+    return [record for record in known() if record.run.job == name]
 
 
 def _forget_old(where: Path) -> None:
     for path in where.glob("*.json"):
-        one = _read(path)
-        if one is not None and not one.alive and (one.run.ended or one.run.started) < time.time() - KEPT_S:
+        record = _read(path)
+        if record is not None and not record.alive and (record.run.ended or record.run.started) < time.time() - KEPT_S:
             path.unlink(missing_ok=True)
 
 
@@ -185,7 +185,7 @@ def stop(name: str, limit_s: float) -> ListedRun:
         TimeoutError: it did not end in time.
     """
     found = find(name)
-    running = [one.run for one in found if one.alive]
+    running = [record.run for record in found if record.alive]
     if len(running) > 1:
         listed = ", ".join(run.file or run.checkpoint for run in running)
         raise RunsError(f"{name}: {len(running)} jobs of this name run: select one by its file ({listed})")
@@ -204,7 +204,9 @@ def stop(name: str, limit_s: float) -> ListedRun:
 
 def _same(name: str, run: ListedRun) -> Known | None:
     """Return the present state of a run; None if a newer run has replaced it."""
-    return next((one for one in find(name) if (one.run.pid, one.run.started) == (run.pid, run.started)), None)
+    return next(
+        (record for record in find(name) if (record.run.pid, record.run.started) == (run.pid, run.started)), None
+    )
 
 
 def not_running(name: str, found: list[Known]) -> str:

@@ -75,7 +75,7 @@ def status_of(known: Sequence[Known], addresses: Sequence[str] = ()) -> list[Sta
     if not known and not addresses:
         return []
     with ThreadPoolExecutor(max_workers=16) as pool:
-        return [*pool.map(_status, known), *(one for found in pool.map(_at, addresses) for one in found)]
+        return [*pool.map(_status, known), *(status for found in pool.map(_at, addresses) for status in found)]
 
 
 def _status(known: Known) -> Status:
@@ -106,9 +106,9 @@ def _at(address: str) -> list[Status]:
             raise NoFigures("no Spark job serves metrics there")
     except NoFigures as error:
         return [Status(job=address, address=address, state="does not answer", detail=str(error))]
-    jobs = dict.fromkeys(one.job for one in found)
+    jobs = dict.fromkeys(status.job for status in found)
     return [
-        Status(job=job, address=address, state="runs", queries=tuple(one for one in found if one.job == job))
+        Status(job=job, address=address, state="runs", queries=tuple(status for status in found if status.job == job))
         for job in jobs
     ]
 

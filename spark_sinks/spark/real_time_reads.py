@@ -68,7 +68,9 @@ class _Heard:
         with self._lock:
             for task in found.tasks:
                 if task.id in self._index:
-                    self._rows[task.id] = {one.id: int(one.value) for one in task.metrics if one.name == _ROWS}
+                    self._rows[task.id] = {
+                        metric.id: int(metric.value) for metric in task.metrics if metric.name == _ROWS
+                    }
 
     def equals(self, _other: Any) -> bool:
         """Called for another listener, when Java looks for the one to remove."""

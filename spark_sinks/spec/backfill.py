@@ -41,11 +41,11 @@ class Backfill(Once):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """See `Declaration`."""
+        """The topic it writes."""
         return (self.sink.kafka,)
 
     @property
     def task(self) -> str:
-        """See `Once`."""
+        """One line that says what it does."""
         of = ", ".join(sorted(self.source.topics)) or "all topics"
         return f"backfill of {of} from {self.source.archive} to {self.sink.kafka}"

@@ -103,11 +103,11 @@ class Grouped(JobSpec):
 
     @property
     def groups(self) -> tuple[Term, ...]:
-        """See `JobSpec`."""
+        """The terms whose values each have a result."""
         return self.by
 
     def lacks(self) -> Iterator[str]:
-        """See `JobSpec`."""
+        """Yield a sentence for each contradiction between its sections."""
         yield from super().lacks()
         names = [term.name.lower() for term in self.by]
         if len(set(names)) != len(names):
@@ -124,7 +124,7 @@ class Aggregated(Grouped):
     sink: ResultSink
 
     def lacks(self) -> Iterator[str]:
-        """See `JobSpec`."""
+        """Yield a sentence for each contradiction between its sections."""
         yield from super().lacks()
         taken = {name.lower() for name in (*self.RESULTS, *(term.name for term in self.by))}
         for name, aggregate in self.aggregates.items():
@@ -168,7 +168,7 @@ class Sessionize(Aggregated):
     """the fields of a result, in addition to `start`, `end` (its first and last reading) and `duration_ms`"""
 
     def lacks(self) -> Iterator[str]:
-        """See `JobSpec`."""
+        """Yield a sentence for each contradiction between its sections."""
         if self.run.trigger == REAL_TIME:
             yield 'run.trigger: real time does not support session windows; use "micro-batch"'
         if self.sink.emit == "updates":
@@ -196,16 +196,16 @@ class Enrich(JobSpec):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """See `JobSpec`."""
+        """The topics it reads, with that of the registry."""
         return (*super().topics, *filter(None, [self.registry.topic]))
 
     @property
     def groups(self) -> tuple[Term, ...]:
-        """See `JobSpec`."""
+        """The terms whose values each have a result."""
         return (self.by,)
 
     def lacks(self) -> Iterator[str]:
-        """See `JobSpec`."""
+        """Yield a sentence for each contradiction between its sections."""
         yield from super().lacks()
         taken = {name.lower() for name in self.source.columns}
         for name in self.registry.columns:
@@ -231,7 +231,7 @@ class Anomalies(JobSpec):
 
     @property
     def groups(self) -> tuple[Term, ...]:
-        """See `JobSpec`."""
+        """The terms whose values each have a result."""
         return (self.by,)
 
     @property
@@ -240,7 +240,7 @@ class Anomalies(JobSpec):
         return any(threshold.deviations is not None for threshold in self.thresholds.values())
 
     def lacks(self) -> Iterator[str]:
-        """See `JobSpec`."""
+        """Yield a sentence for each contradiction between its sections."""
         yield from super().lacks()
         for name, threshold in self.thresholds.items():
             if name not in self.source.columns:
@@ -268,7 +268,7 @@ class Archive(JobSpec):
     maintain: Maintain = Maintain()
 
     def lacks(self) -> Iterator[str]:
-        """See `JobSpec`."""
+        """Yield a sentence for each contradiction between its sections."""
         yield from super().lacks()
         if self.run.trigger == REAL_TIME:
             yield 'run.trigger: real time does not support an archive; use "micro-batch"'

@@ -106,7 +106,7 @@ class Source(Section):
     """topic for late readings and records that cannot be decoded, with the reason; required except for an archive"""
 
     def lacks(self) -> Iterator[str]:
-        """See `Section`."""
+        """Yield a sentence for each contradiction between its keys."""
         if len(set(self.topics)) != len(self.topics):
             yield "topics: a topic is listed twice"
         names = [name.lower() for name in self.columns]
@@ -170,7 +170,7 @@ class Window(Section):
     """how late a reading may be. A window closes when the newest event time is this far past its end"""
 
     def lacks(self) -> Iterator[str]:
-        """See `Section`."""
+        """Yield a sentence for each contradiction between its keys."""
         if self.slide is not None and self.slide.ms > self.length.ms:
             yield f"slide ({self.slide}) is longer than length ({self.length}): readings between windows would be lost"
 
@@ -222,7 +222,7 @@ class Lake(Section):
     and secrets from the environment"""
 
     def lacks(self) -> Iterator[str]:
-        """See `Section`."""
+        """Yield a sentence for each contradiction between its keys."""
         for name, formats in _FORMATS_OF.items():
             if name in self.model_fields_set and self.format not in formats:
                 yield f"{name}: not used by the format {self.format}, only by {' and '.join(formats)}"
@@ -241,7 +241,7 @@ class ArchiveSink(Lake):
     archive keeps the value of its first start"""
 
     def lacks(self) -> Iterator[str]:
-        """See `Section`."""
+        """Yield a sentence for each contradiction between its keys."""
         yield from super().lacks()
         scheme = self.archive.partition("://")[0] if "://" in self.archive else "file"
         if self.format == "parquet" and scheme in {"s3", "s3a", "s3n", "gs", "wasb", "wasbs", "oss", "cosn"}:
@@ -272,7 +272,7 @@ class Maintain(Section):
     whole hours"""
 
     def lacks(self) -> Iterator[str]:
-        """See `Section`."""
+        """Yield a sentence for each contradiction between its keys."""
         if self.unused.ms < _SHORTEST_UNUSED_MS:
             yield f"unused: {self.unused} could delete files that the job has not committed yet; at least 1h is needed"
 
@@ -289,7 +289,7 @@ class Registry(Section):
     """columns added to each reading, from the registry's JSON objects or fields; null if missing"""
 
     def lacks(self) -> Iterator[str]:
-        """See `Section`."""
+        """Yield a sentence for each contradiction between its keys."""
         if (self.topic is None) == (self.file is None):
             yield "either a topic or a file is required, not both"
         yield from _clashes([column.field or name for name, column in self.columns.items()])
@@ -309,7 +309,7 @@ class Threshold(Section):
     """values that a mean needs before there are `deviations` alarms"""
 
     def lacks(self) -> Iterator[str]:
-        """See `Section`."""
+        """Yield a sentence for each contradiction between its keys."""
         if self.above is None and self.below is None and self.deviations is None:
             yield "at least one of above, below and deviations is required"
         if self.above is not None and self.below is not None and self.below > self.above:

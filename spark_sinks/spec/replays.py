@@ -31,7 +31,7 @@ class Between(Section):
     """the first timestamp to exclude. Not set: up to the end of the topic when the job starts"""
 
     def lacks(self) -> Iterator[str]:
-        """See `Section`."""
+        """Yield a sentence for each contradiction between its keys."""
         if self.since is not None and self.until is not None and self.until <= self.since:
             yield f"until ({self.until.isoformat()}) is not after since ({self.since.isoformat()})"
 
@@ -46,7 +46,7 @@ class LogSource(Between):
     }`; its other partitions are skipped. Replaces `since` and `until`"""
 
     def lacks(self) -> Iterator[str]:
-        """See `Section`."""
+        """Yield a sentence for each contradiction between its keys."""
         yield from super().lacks()
         if len(set(self.topics)) != len(self.topics):
             yield "topics: a topic is listed twice"
@@ -102,7 +102,7 @@ class KafkaRun(Section):
         return {"bootstrap.servers": self.bootstrap_servers, **self.kafka}
 
     def lacks(self) -> Iterator[str]:
-        """See `Section`."""
+        """Yield a sentence for each contradiction between its keys."""
         try:
             kafka_client.check(self.kafka)
         except ValueError as error:
@@ -130,7 +130,7 @@ class Once(Declaration):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """See `Declaration`."""
+        """The topics it reads and writes."""
         return (*self.source.topics, *filter(None, [self.sink.kafka]))
 
     @property
@@ -150,7 +150,7 @@ class Replay(Once):
     run: ReplayRun = ReplayRun()
 
     def lacks(self) -> Iterator[str]:
-        """See `Section`."""
+        """Yield a sentence for each contradiction between its keys."""
         if self.sink.kafka in self.source.topics:
             yield f"sink.kafka: {self.sink.kafka} is a source of this job, which would replay its own records"
 
@@ -166,6 +166,6 @@ class DlqReplay(Once):
     run: ReplayRun = ReplayRun()
 
     def lacks(self) -> Iterator[str]:
-        """See `Section`."""
+        """Yield a sentence for each contradiction between its keys."""
         if self.sink.kafka in self.source.topics:
             yield f"sink.kafka: {self.sink.kafka} is also the source of the dead letters"

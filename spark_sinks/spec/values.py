@@ -73,7 +73,7 @@ class Listen(_Text):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """See `_Text`."""
+        """Parse `HOST:PORT`; ValueError if the port is out of range."""
         made = super().parse(text)
         if made.port > 65_535:
             raise ValueError(f"expected {cls._EXPECTED}")
@@ -139,7 +139,7 @@ class Aggregate(_Text):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """See `_Text`; also checks the function's arguments."""
+        """Parse it, and check the function's arguments; ValueError if they do not fit."""
         made = super().parse(text)
         function, column, rank = made.parts
         if (function == "percentile") != (rank is not None):

@@ -37,7 +37,9 @@ def _length(data: Column) -> Column:
 def _headers_size(headers: Column) -> Column:
     return F.coalesce(
         F.aggregate(
-            headers, F.lit(0), lambda total, one: total + PER_HEADER + _length(one["key"]) + _length(one["value"])
+            headers,
+            F.lit(0),
+            lambda total, header: total + PER_HEADER + _length(header["key"]) + _length(header["value"]),
         ),
         F.lit(0),
     )

@@ -54,7 +54,7 @@ def finite(name: str) -> Column:
 def headers(*pairs: tuple[str, Column]) -> Column:
     """Return Kafka headers with these names and values (as text), without those whose value is null."""
     made = F.array(*(header(name, value) for name, value in pairs))
-    return F.filter(made, lambda one: one["value"].isNotNull()).cast(KAFKA_HEADERS)
+    return F.filter(made, lambda record: record["value"].isNotNull()).cast(KAFKA_HEADERS)
 
 
 def good(checked: DataFrame) -> DataFrame:
@@ -78,14 +78,14 @@ def routed(checked: DataFrame, made: Column, topic: str, letters_topic: str, lim
     def at(place: str, records: Column) -> Column:
         return F.transform(
             records,
-            lambda one: F.struct(
-                F.lit(place).alias("topic"), one["key"].alias("key"), one["value"].alias("value"),
-                one["headers"].alias("headers"),
+            lambda record: F.struct(
+                F.lit(place).alias("topic"), record["key"].alias("key"), record["value"].alias("value"),
+                record["headers"].alias("headers"),
             ),
         )  # fmt: skip
 
     made_once = checked.withColumn("_made", F.when(F.col("error").isNull(), made))
-    reasons = F.transform("_made", lambda one: too_large(one, F.lit(topic), limits))
+    reasons = F.transform("_made", lambda record: too_large(record, F.lit(topic), limits))
     refused = F.get(F.filter(reasons, lambda why: why.isNotNull()), F.lit(0))
     error = F.col("error")
     judged = made_once.withColumn("error", F.coalesce(error, refused))

@@ -40,11 +40,11 @@ class Deviations(StatefulProcessor):
         self._states: dict[str, ValueState] = {}
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """See `StatefulProcessor`."""
+        """Open each threshold's state."""
         self._states = {name: handle.getValueState(name, STATE, self._forget_ms) for name in self._limits}
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
-        """See `StatefulProcessor`. The rows of a batch come in any order, so they are sorted by offset."""
+        """Yield the alarms of a batch. Its rows come in any order, so they are sorted by offset."""
         running = {name: RunningStatistics(*(state.get() or ())) for name, state in self._states.items()}
         for row in sorted(rows, key=lambda one: (one["topic"], one["partition"], one["offset"], one["_place"])):
             found = {}
@@ -68,4 +68,4 @@ class Deviations(StatefulProcessor):
                 state.update((running[name].count, running[name].mean, running[name].squares))
 
     def close(self) -> None:
-        """See `StatefulProcessor`."""
+        """Nothing is open."""

@@ -27,7 +27,7 @@ def alarms(by: Term, thresholds: Mapping[str, Threshold], *, packs: bool) -> Col
     `column`, `value`; and `above` or `below`, the threshold that was crossed.
     """
     about = [term(by).alias(by.name), _origin(packs), F.unix_millis("time")]
-    return F.filter(F.array(*_beyond_bounds(about, thresholds)), lambda one: one.isNotNull())
+    return F.filter(F.array(*_beyond_bounds(about, thresholds)), lambda alarm: alarm.isNotNull())
 
 
 def with_means(

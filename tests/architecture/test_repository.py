@@ -112,6 +112,11 @@ def _from_aiokafka(nodes: list[ast.AST]) -> set[str]:
     [
         (r"(?:from|import) (?:c?proton|cproton)\b", ("protocols/amqp/native.py",)),
         (r"from aiokafka\.errors import|from aiokafka import .*\berrors\b", ("gateway/kafka/", "kafka_records/")),
+        # aiohttp and amqtt want a logger of the standard library.
+        (
+            r"^(?:from|import) logging\b",
+            ("gateway/observe/logs.py", "gateway/observe/management.py", "gateway/security/login/amqtt_plugins.py"),
+        ),
         (r"(?:from|import) prometheus_client\b", ("gateway/observe/", "telemetry/")),
     ],
 )
@@ -122,9 +127,21 @@ def test_a_library_is_imported_only_where_the_architecture_allows(library: str, 
         if path.relative_to(ROOT).parts[0] in {"gateway", "protocols", "mapping", "telemetry", "kafka_records"}
     ]
     modules = [path for path in product if path.suffix == ".py"]
-    found = {str(path.relative_to(ROOT)) for path in modules if re.search(library, path.read_text())}
+    found = {str(path.relative_to(ROOT)) for path in modules if re.search(library, path.read_text(), re.MULTILINE)}
     assert found
     assert {path for path in found if not path.startswith(places)} == set()
+
+
+def test_a_docstring_says_its_thing():
+    """One that only points elsewhere makes the reader look it up."""
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in tracked()
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in PRODUCT
+        for line in path.read_text().splitlines()
+        if re.match(r'\s*"""See [^"]*"""$', line)
+    ]
+    assert found == []
 
 
 def test_import_contracts_hold():

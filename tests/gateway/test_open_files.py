@@ -73,7 +73,7 @@ async def test_management_answers_when_open_files_are_used_up(
     await asyncio.wait_for(connecting, 60)
     assert waiting.connack.value == 0
     await is_ready(gateway, 200)
-    assert gateway.log.read_text().count("open files are in use") == 1
+    assert gateway.log.read_text().count("nearly all open files are in use") == 1
     assert "Too many open files" not in gateway.log.read_text()
     await waiting.close()
     await wait_until(lambda: len(open_files(gateway)) < used + SPARE)

@@ -17,6 +17,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from gateway.embedded.broker import EmbeddedBroker
 from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.contracts import Owner
 from gateway.kafka.publish.publisher import Publisher
 from gateway.settings.config import BudgetConfig, KafkaConfig
 from mapping.outcomes import Outcome
@@ -25,7 +26,7 @@ from tests.support.topics import create_topic, read_all
 from tests.support.waiting import wait_until
 
 
-class Recorder:
+class Recorder(Owner):
     """An owner that records each call and each token's outcome; settling a token twice fails the test."""
 
     def __init__(self, budget: Any = None) -> None:

@@ -13,6 +13,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from gateway.kafka.cluster.lookup import Lookup
+from gateway.kafka.contracts import Fanout, Subscriber
 from gateway.kafka.groups.membership import Groups
 from gateway.kafka.groups.times import GroupTimes
 from gateway.kafka.read.catch_up_reader import CatchUpReader
@@ -21,8 +22,10 @@ from mapping.record import Received
 from tests.support.waiting import wait_until
 
 
-class Sink:
+class Sink(Subscriber):
     """A subscriber that accepts `capacity` more records, or all if `capacity` is None."""
+
+    lossy = False
 
     def __init__(self, capacity: int | None = None, *, lossy: bool = False) -> None:
         self.capacity = capacity
@@ -90,17 +93,14 @@ class Holder(Sink):
         return settled
 
 
-class Fan:
+class Fan(Fanout):
     """A fan-out to a fixed set of subscribers."""
 
     def __init__(self, *subscribers: Any) -> None:
         self.subscribers = subscribers
 
-    def select(self, record: Received) -> tuple[Any, ...]:
-        return tuple((subscriber, None) for subscriber in self.subscribers)
-
-    def select_run(self, records: Sequence[Received], at: int) -> tuple[tuple[Any, ...], int]:
-        return self.select(records[at]), len(records) - at
+    def select(self, records: Sequence[Received], at: int) -> tuple[tuple[Any, ...], int]:
+        return tuple((subscriber, None) for subscriber in self.subscribers), len(records) - at
 
 
 class Shell:

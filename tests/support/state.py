@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
+from gateway.kafka.contracts import Owner
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
@@ -88,7 +89,7 @@ class Table:
             self.values[record.key] = record.value
 
 
-class Answers:
+class Answers(Owner):
     """An owner that records the outcome of each token."""
 
     def __init__(self) -> None:

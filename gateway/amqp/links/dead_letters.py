@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from gateway.amqp.counters import Counts
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import RememberedSender
 from mapping.dead_letters import Cause, dead_letter, dead_letter_topic
@@ -29,7 +29,7 @@ OnResult = Callable[[Received, bool], None]
 Token = tuple[OnResult, Received, str]
 
 
-class DeadLetters:
+class DeadLetters(Owner):
     """Stores all dead letters of the process, as their `Owner` for the publisher."""
 
     def __init__(self, publisher: Publisher, template: str | None, max_attempts: int, counts: Counts) -> None:

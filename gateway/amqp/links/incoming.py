@@ -18,7 +18,7 @@ from gateway.amqp.answers import delivery_state
 from gateway.amqp.counters import Counts
 from gateway.amqp.links.credit import CreditGates
 from gateway.amqp.links.peer import Peer
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.views.flow import FlowWindow, shown
 from mapping.amqp._native import to_record, to_records
@@ -66,7 +66,7 @@ class Ingress(msgspec.Struct, frozen=True):
     largest_body: int  # in bytes; a message with a larger body is refused
 
 
-class IncomingLink:
+class IncomingLink(Owner):
     """One link on which a peer sends.
 
     It is the `contracts.Owner` of the records of a run of messages, with deliveries as tokens. The connection owns
@@ -74,7 +74,18 @@ class IncomingLink:
     disposition.
     """
 
-    __slots__ = ("_ingress", "_peer", "allowed", "budget", "destination", "link", "sender", "share", "window")
+    __slots__ = (
+        "_ingress",
+        "_peer",
+        "allowed",
+        "budget",
+        "destination",
+        "link",
+        "principal",
+        "sender",
+        "share",
+        "window",
+    )
 
     def __init__(
         self,
@@ -95,7 +106,7 @@ class IncomingLink:
         self.allowed = allowed
         self.link = link  # the engine's
         self.destination = destination  # of a relay, that of the last message, or None before the first
-        self.budget = peer.budget  # the connection's
+        self.budget, self.principal = peer.budget, peer.principal  # the connection's
         self.sender = peer.sender(link)  # keeps the order of its messages in Kafka
         self.share = LinkShare(peer.budget, ingress.link_bytes)  # how many bytes may be unsettled, by the free budget
         least, limit = ingress.windows
@@ -105,11 +116,6 @@ class IncomingLink:
     def topic(self) -> str | None:
         """The Kafka topic of its destination."""
         return None if self.destination is None else self.destination.topic
-
-    @property
-    def principal(self) -> str | None:
-        """The peer's authenticated name; see `Publisher.submit`."""
-        return self._peer.principal
 
     def receive(self, deliveries: list[Any], messages: list[bytes], size: int, now_ms: int) -> None:
         """Submit received messages, of `size` bytes together, to the publisher, or refuse them."""

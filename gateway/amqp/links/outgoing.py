@@ -25,7 +25,7 @@ from gateway.amqp.links.peer import Peer
 from gateway.amqp.links.subscriptions import LinkSubscriptions
 from gateway.amqp.nodes import NodeConsumer
 from gateway.amqp.sources import LinkSource
-from gateway.kafka.contracts import Refused
+from gateway.kafka.contracts import Fanout, Refused, Subscriber
 from gateway.kafka.groups.delivery.assignment import AssignedPartition
 from gateway.kafka.groups.membership import Membership
 from gateway.kafka.groups.reader import GroupReader
@@ -67,13 +67,13 @@ class Egress(msgspec.Struct, frozen=True):
     outgoing: Budget  # all receivers' unsettled deliveries share it
 
 
-class OutgoingLink:
+class OutgoingLink(Fanout, Subscriber):
     """One link on which a peer receives: a `contracts.Subscriber` and, for the live reader, its own `Fanout`."""
 
     __slots__ = (
         "_burst", "_condition", "_dead_letters_done", "_dead_letters_pending", "_draining", "_egress",
         "_ended", "_engine", "_holding", "_membership", "_names", "_now_ms", "_partition", "_peer", "_reader_waits",
-        "_selected", "_settled", "_source", "_told_size", "_transactions_done", "link", "lossy", "retiring",
+        "_selected", "_settled", "_source", "_told_size", "_transactions_done", "link", "retiring",
         "topic", "unsettled",
     )  # fmt: skip
 
@@ -101,7 +101,6 @@ class OutgoingLink:
         self._told_size = False  # a message above the peer's max-message-size was logged
         self.link = link  # the engine's
         self.topic = source.topic  # the Kafka topic
-        self.lossy = False  # a record is offered until it is sent
         self.unsettled = 0  # deliveries sent and not settled
         self.retiring = 0  # deliveries among them with an outcome in a transaction that is not discharged
 
@@ -156,9 +155,10 @@ class OutgoingLink:
             return None
         return paused.reason, self._peer.subject
 
-    def select(self, record: Received) -> Collection[tuple[OutgoingLink, None]]:
+    def select(self, records: Sequence[Received], at: int) -> tuple[Collection[tuple[OutgoingLink, None]], int]:
         """Select every record of the topic, or of the one partition that this link reads."""
-        return self._selected if self._partition is None or record.partition == self._partition else ()
+        is_selected = self._partition is None or records[at].partition == self._partition
+        return self._selected if is_selected else (), len(records) - at
 
     def wants(self, record: Received) -> bool:
         """Whether the link's filters select the record."""
@@ -351,7 +351,7 @@ class OutgoingLink:
         return self._source.group is not None
 
     def place(self, record: Received) -> tuple[GroupReader, AssignedPartition] | None:
-        """See `Membership.locate`; `in_group` only."""
+        """Return the reader and partition that a record of a group came from; None if it has moved."""
         membership = self._membership
         return membership.locate(record) if isinstance(membership, Membership) else None
 

@@ -14,7 +14,7 @@ import msgspec
 
 from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.cluster.topic_info import TopicInfo
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.sender_partitions import Places, RememberedSender
 from gateway.limits.rate_pauses import CreditPause
 from gateway.net.connected_client import ConnectedClient
@@ -31,8 +31,10 @@ from protocols.amqp.outcomes import UNAUTHORIZED_ACCESS, Error
 WRITE_NOW: Final = 64 * 1024  # bytes sent in one turn of the loop before a write: limits the engine's buffer
 
 
-class Peer(ConnectedClient):
+class Peer(ConnectedClient, Owner):
     """The client at the other end of the links; a `contracts.Owner`."""
+
+    protocol = "amqp"
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class Peer(ConnectedClient):
         `in_order`: all links of the peer are one sender, else each link is one.
         """
         super().__init__()
-        self._budget = budget  # counts the connection's in-flight records; kept by the publisher
+        self.budget: ConnectionBudget = budget  # kept by the publisher
         self.crediting: CreditPause | None = None  # the rate limit of messages from the peer; None: unlimited
         self.grant: Grant  # the peer's rights; set with its open
         self.quiescing = False  # the gateway is stopping, and no more credit is granted
@@ -64,11 +66,6 @@ class Peer(ConnectedClient):
     def engine(self) -> Engine:
         """The AMQP layer."""
         return self._connection.engine
-
-    @property
-    def budget(self) -> ConnectionBudget:
-        """Counts the connection's in-flight records; kept by the publisher."""
-        return self._budget
 
     @property
     def paused(self) -> Pause | None:

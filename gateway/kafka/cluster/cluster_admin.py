@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import aiokafka.errors as kafka_errors
 import msgspec
+import structlog
 from aiokafka import TopicPartition
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
@@ -26,7 +26,7 @@ from gateway.kafka.driver.wire import FixedRequest
 from gateway.runtime.spawn import Spawn
 from mapping.outcomes import Outcome
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 TIMEOUT_S = 10.0
 RETRY_S: Final = 0.1
@@ -181,7 +181,7 @@ class ClusterAdmin:
             return False
         if code and kind is not kafka_errors.GroupIdNotFound:
             raise kind(group)
-        log.info("deleted group %s", group)
+        log.info("a group was deleted", group=group)
         return True
 
     @_request

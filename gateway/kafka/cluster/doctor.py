@@ -131,28 +131,28 @@ async def _brokers(client: Any, found: Callable[[Finding], None]) -> None:
 
 async def _clock(queries: TopicQueries, found: Callable[[Finding], None]) -> None:
     """Compare the clock of the cluster's controller with ours."""
-    before, theirs = time.time_ns() // MS, None
+    before, controller_ms = time.time_ns() // MS, None
     with contextlib.suppress(Refused):
-        theirs = await queries.request(wire.controller_time_request())
+        controller_ms = await queries.request(wire.controller_time_request())
     after = time.time_ns() // MS
-    if theirs is None:
+    if controller_ms is None:
         found(Finding(None, "clock: Kafka does not report its time (needs Kafka 3.3 and Describe on the cluster)"))
         return
-    apart = max(before - theirs, theirs - after, 0) / 1000
+    apart = max(before - controller_ms, controller_ms - after, 0) / 1000
     found(Finding(apart <= CLOCK_S, f"clock: {apart:.1f} s from that of Kafka's controller"))
 
 
 async def _topics(config: Config, queries: TopicQueries, found: Callable[[Finding], None]) -> None:
     """Check our rights, and which topics are unsafe (`topic_safety`)."""
     metadata = await queries.all_topics()
-    kafkas, own, theirs = topics_to_check(metadata)
-    await _rights(queries, own, theirs, found)
+    kafkas, own, of_clients = topics_to_check(metadata)
+    await _rights(queries, own, of_clients, found)
     if len(metadata.brokers) < SAFE_COPIES:
         required = config.kafka.require_safe_topics
         text = "one broker: no topic is safe from its loss"
         found(Finding(not required and None, f"{text}, and kafka.require_safe_topics is set" if required else text))
         return
-    names = [*kafkas, *own, *theirs]
+    names = [*kafkas, *own, *of_clients]
     unsafe = [why for info in await describe_topics(queries, names) if (why := why_unsafe(info)) is not None]
     for why in unsafe[:SHOWN]:
         found(Finding(False, why))
@@ -173,11 +173,11 @@ async def _acls(queries: TopicQueries, found: Callable[[Finding], None]) -> None
 
 
 async def _rights(
-    queries: TopicQueries, own: Sequence[str], theirs: Sequence[str], found: Callable[[Finding], None]
+    queries: TopicQueries, own: Sequence[str], of_clients: Sequence[str], found: Callable[[Finding], None]
 ) -> None:
     """Check our rights: on existing topics and the cluster Kafka reports them, the others are tried."""
     allowed: dict[Resource, list[tuple[str, int]]] = {}
-    for kind, names in ((Resource.OWN_TOPICS, own), (Resource.CLIENT_TOPICS, theirs)):
+    for kind, names in ((Resource.OWN_TOPICS, own), (Resource.CLIENT_TOPICS, of_clients)):
         allowed[kind] = []
         for at in range(0, max(1, len(names)), ROUND):
             answer = await queries.request(wire.rights_request(names[at : at + ROUND]))

@@ -9,13 +9,13 @@ counts per principal start at zero with the process.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Final
 
 import msgspec
+import structlog
 from aiokafka import errors
 
 from gateway.kafka.cluster.topic_queries import TopicQueries, refused_by
@@ -29,7 +29,7 @@ from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX
 from telemetry.statistics import counter, gauge
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 ROUND: Final = 20
 """Topics in one request; the next request waits until all of them have leaders."""
@@ -257,9 +257,8 @@ class Creation:
         return None if why is None else self._full("capacity", why, "the broker's limit of open files")
 
     def _full(self, what: str, why: str, key: str) -> Refused:
-        self._warn_once(
-            what, "no more topics are created: %s (%s); a mapping rule can map many MQTT topics to one", why, key
-        )
+        text = "no more topics are created; a mapping rule can map many MQTT topics to one"
+        self._warn_once(what, text, reason=why, setting=key)
         return Refused(Outcome.FULL, f"no further topic: {why}")
 
     async def _request(self, wanted: list[WantedTopic]) -> dict[str, Made | Refused]:
@@ -269,18 +268,18 @@ class Creation:
         request = create_topics_request(
             [
                 (
-                    one.name,
-                    config.topic_partitions if one.partitions is None else one.partitions,
-                    default if one.replication is None else one.replication,
-                    list(one.configs),
+                    order.name,
+                    config.topic_partitions if order.partitions is None else order.partitions,
+                    default if order.replication is None else order.replication,
+                    list(order.configs),
                 )
-                for one in wanted
+                for order in wanted
             ],
             timeout_ms=round(config.request_timeout_s * 1000),
         )
         response = await self._queries.request(request)
         answers: dict[str, Made | Refused] = {}
-        partitions = {one.name: one.partitions or config.topic_partitions for one in wanted}
+        partitions = {order.name: order.partitions or config.topic_partitions for order in wanted}
         new: dict[str, bool] = {}
         for name, code, *message in response.topic_errors:
             error = errors.for_code(code)
@@ -299,7 +298,7 @@ class Creation:
         made = sum(new.values())
         if made:
             self._counts.topics_made_total += made
-            log.info("created %d topics: %s", made, ", ".join(name for name in new if new[name]))
+            log.info("topics were created", count=made, topics=", ".join(name for name in new if new[name]))
         for name, found in (await self._wait_for_leaders(set(new))).items():
             answers[name] = found if isinstance(found, Refused) else Made(found, new=new[name])
         return answers
@@ -307,12 +306,12 @@ class Creation:
     def _warn_collision(self, name: str, why: str | None) -> None:
         """Log once how to avoid names that Kafka refuses since they differ from another only in `.` and `_`."""
         if why is not None and "collide" in why:
-            text = "topic %s is not created (%s); mapping.dotted_topics or a mapping rule can map MQTT to another one"
-            self._warn_once(name, text, name, why)
+            text = "a topic is not created; mapping.dotted_topics or a mapping rule can map MQTT to another one"
+            self._warn_once(name, text, topic=name, reason=why)
 
-    def _warn_once(self, what: str, text: str, *arguments: str) -> None:
+    def _warn_once(self, what: str, text: str, **facts: str) -> None:
         if self._warned.suppressed(what) is not None:
-            log.warning(text, *arguments)
+            log.warning(text, **facts)
 
     async def _wait_for_leaders(self, names: set[str]) -> dict[str, wire.Topic | Refused]:
         """Wait until all partitions of these topics have leaders, and return the topics."""

@@ -6,11 +6,11 @@ loss of that broker's disk loses acknowledged records. A topic is safe when both
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
+import structlog
 
 from gateway.kafka.cluster.topic_info import TopicInfo, info_of
 from gateway.kafka.cluster.topic_queries import TopicQueries
@@ -20,7 +20,7 @@ from mapping.outcomes import Outcome
 from mapping.record import INTERNAL_TOPIC_PREFIX, is_topic_name
 from telemetry.statistics import gauge
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 SAFE_COPIES: Final = 2
 """Brokers that must have a record when it is acknowledged."""
@@ -74,8 +74,8 @@ def topics_to_check(metadata: wire.Metadata) -> tuple[list[str], list[str], list
     """Return the topics whose safety matters: Kafka's own, the gateway's own, those of clients."""
     names = sorted(metadata.topics)
     own = [name for name in names if name.startswith(OWN)]
-    theirs = [name for name in names if is_topic_name(name) and not name.startswith(INTERNAL_TOPIC_PREFIX)]
-    return [name for name in KAFKA_TOPICS if name in metadata.topics], own, theirs
+    of_clients = [name for name in names if is_topic_name(name) and not name.startswith(INTERNAL_TOPIC_PREFIX)]
+    return [name for name in KAFKA_TOPICS if name in metadata.topics], own, of_clients
 
 
 async def describe_topics(queries: TopicQueries, names: Sequence[str]) -> list[TopicInfo]:
@@ -118,10 +118,10 @@ class TopicSafety:
             return None
         self._unsafe[info.name] = why
         if self._required:
-            self._warn_once(info.name, "nothing is stored (kafka.require_safe_topics): %s", why)
+            self._warn_once(info.name, "nothing is stored (kafka.require_safe_topics)", why)
             return Refused(Outcome.UNSAFE, f"{why}, and kafka.require_safe_topics is set")
         if self.brokers >= SAFE_COPIES:  # a single broker can never be safe, and its administrator knows that
-            self._warn_once(info.name, "acknowledged records may be lost with one broker: %s", why)
+            self._warn_once(info.name, "acknowledged records may be lost with one broker", why)
         return None
 
     def forget(self, name: str) -> None:
@@ -132,7 +132,7 @@ class TopicSafety:
     def _warn_once(self, name: str, text: str, why: str) -> None:
         if name not in self._warned:
             self._warned.add(name)
-            log.warning(text, why)
+            log.warning(text, topic=name, reason=why)
 
     def statistics(self) -> TopicSafetyStatistics:
         """Return the current statistics."""

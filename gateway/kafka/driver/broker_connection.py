@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import ssl
 import time
 from collections.abc import Callable, Collection
@@ -34,6 +33,7 @@ from typing import Any, Final
 from weakref import ref
 
 import aiokafka.conn
+import structlog
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import (
     IllegalSaslStateError,
@@ -51,7 +51,7 @@ from gateway.kafka.driver.wire import FixedRequest
 from gateway.runtime.spawn import start_contained
 from gateway.settings.values import ConfigError
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 CHECK_S: Final = 2.5
 """Interval between checks for an unanswered request. One that is the oldest at three checks in a row, so for at least
@@ -260,7 +260,7 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
         finally:
             other.close()
         if self.oldest_request() == number and self._loop.time() - began <= PROBE_S:
-            log.warning("a connection to %s:%s is half-open: the broker answers on a new one", self.host, self.port)
+            log.warning("a connection is half-open: the broker answers on a new one", broker=f"{self.host}:{self.port}")
             _half_open_found[self._host, self._port] = self._loop.time()
             self.close(reason=CloseReason.CONNECTION_BROKEN)
 

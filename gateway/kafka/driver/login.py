@@ -8,7 +8,6 @@ lives for months never uses expired credentials (ADR 0073).
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
+import structlog
 from aiokafka.abc import AbstractTokenProvider
 from cryptography import x509
 
@@ -28,7 +28,7 @@ from gateway.settings.kafka import KafkaConfig
 from gateway.settings.values import ConfigError
 from telemetry.statistics import counter, gauge
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 RETRY_S: Final = 2.0
 """Pause after a failed token request, since many clients may want a token."""
@@ -150,7 +150,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
             self._tls = self._load_tls()
         except ConfigError as error:
             self.counts.failed_reloads += 1
-            log.error("could not reload the certificates for Kafka, the old ones stay in use: %s", error)
+            log.error("could not reload the certificates for Kafka, the old ones stay in use", error=str(error))
             return
         self.counts.reloads += 1
         log.info("reloaded the certificates for Kafka")
@@ -189,7 +189,7 @@ class Login(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka carries no
         self.counts.refused += 1
         self.problem = why
         if self._logged.suppressed(why) is not None:
-            log.error("cannot log in to Kafka: %s", why)
+            log.error("cannot log in to Kafka", error=why)
 
     def login_succeeded(self) -> None:
         """Record that a login succeeded."""

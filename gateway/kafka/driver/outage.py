@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Final
 
+import structlog
+
 from gateway.runtime.failures import Repeats
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 LOG_INTERVAL_S: Final = 60.0
 LASTS_S: Final = 120.0
@@ -39,15 +40,14 @@ class Outage:
         self._parts.add(part)
         if self._logged.suppressed() is not None:
             self._is_logged = True
-            log.warning(
-                "Kafka has not answered for %.0f s (%s): %s", now - self._since, ", ".join(sorted(self._parts)), reason
-            )
+            parts = ", ".join(sorted(self._parts))
+            log.warning("Kafka does not answer", for_s=round(now - self._since), parts=parts, reason=reason)
             self._parts.clear()
 
     def end(self) -> None:
         """Note that Kafka answers; called by a part that asks it regularly."""
         if self._is_logged:
-            log.info("Kafka answers again, after %.0f s", self._clock() - self._since)
+            log.info("Kafka answers again", after_s=round(self._clock() - self._since))
         self._noticed, self._is_logged = float("-inf"), False
 
     @property

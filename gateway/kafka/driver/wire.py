@@ -101,7 +101,7 @@ class FixedRequest(RequestStruct):  # type: ignore[misc]  # aiokafka carries no 
     SCHEMA = Schema()
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> RequestStruct:
-        """See aiokafka's `Request`. Raises IncompatibleBrokerVersion."""
+        """Return the request for a broker's range of versions; IncompatibleBrokerVersion if there is none."""
         least, most = versions.get(self.API_KEY, (0, -1))
         if not least <= self.API_VERSION <= most:
             raise IncompatibleBrokerVersion(f"the broker lacks version {self.API_VERSION} of request {self.API_KEY}")

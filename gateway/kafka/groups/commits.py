@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from typing import Any, Final
 
 import msgspec
+import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, KafkaError, OffsetMetadataTooLargeError
 from aiokafka.structs import OffsetAndMetadata
@@ -26,7 +26,7 @@ from gateway.kafka.driver.kafka_consumer import commit_offsets, next_offset
 from gateway.kafka.groups.delivery.assignment import AssignedPartition
 from gateway.kafka.groups.delivery.dispatch import Dispatch
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 COMMIT_INTERVAL_S: Final = 1.0  # the time between two commits of a busy group
 EARLY_S: Final = 0.05  # the least time between two commits of a group that settles little
@@ -112,13 +112,15 @@ class Commits(msgspec.Struct, eq=False):
                     await commit_offsets(consumer, {assigned.partition: offset for assigned, offset in offsets.items()})
             except OffsetMetadataTooLargeError as error:
                 log.warning(
-                    "group %s: %r; records settled behind a gap will be redelivered after a restart", self._group, error
+                    "records settled behind a gap will be redelivered after a restart",
+                    group=self._group,
+                    error=repr(error),
                 )
                 self._ledgers = False
                 dispatch.progress.set()
                 return False
             except (KafkaError, TimeoutError) as error:
-                log.warning("group %s: commit failed: %r", self._group, error)
+                log.warning("a commit has failed", group=self._group, error=repr(error))
                 dispatch.progress.set()
                 return False
             self.count += 1
@@ -206,7 +208,7 @@ def _ends_handed_out(dispatch: Dispatch) -> dict[AssignedPartition, int]:
     """Return, by partition, the offset below which records were handed out; empty while no subscriber holds any."""
     if not any(member.held for member in dispatch.members.values()):
         return {}
-    ends = {one: one.position for one in dispatch.assignment.values() if one.position is not None}
+    ends = {assigned: assigned.position for assigned in dispatch.assignment.values() if assigned.position is not None}
     for pool in dispatch.ready.pools:
         for delivery in pool.ready:
             if delivery.turn > pool.handed_out and delivery.record.offset < ends.get(delivery.assigned, 0):

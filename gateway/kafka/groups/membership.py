@@ -269,7 +269,7 @@ class Groups:
                 await reader.close()
 
     async def ends(self, topic: str) -> dict[TopicPartition, int]:
-        """See `Membership.ends`."""
+        """Return the ends of the topic's partitions that have a leader; Refused if Kafka does not answer."""
         found = await self._lookup.existing((topic,))
         return await self._lookup.ends(found.get(topic, ()), led=True)
 

@@ -12,11 +12,11 @@ no other member has committed for it in between, it continues unchanged, and sub
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
+import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.errors import ConsumerStoppedError, KafkaError
@@ -52,7 +52,7 @@ from gateway.kafka.read.delays import GROUP, delays
 from gateway.runtime.failures import failures
 from gateway.runtime.spawn import Spawn, keep_running
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 STALL_S: Final = 0.5
 """Partitions are paused after this time without demand, which discards what was fetched: at most one fetch of each."""
@@ -71,7 +71,7 @@ POLL_MS: Final = 1000
 
 
 class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    """See the module. `Groups` starts, shares and closes readers.
+    """The member of one group in this process. `Groups` starts, shares and closes readers.
 
     `topics` is the current subscription. `dispatch` delivers the records, and subscribers settle them there.
     """
@@ -285,7 +285,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
             except Exception as error:
                 if not isinstance(error, KafkaError | Refused | TimeoutError):
                     failures.report("group", error, self.group)
-                log.warning("group %s: the subscription cannot be changed: %r", self.group, error)
+                log.warning("a group's subscription cannot be changed", group=self.group, error=repr(error))
                 self._check_topics()
             await asyncio.sleep(FOLLOW_S)
 
@@ -307,7 +307,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 while consumer is not None and consumer is self._consumer:
                     await self._read(consumer)
             except (KafkaError, ConsumerStoppedError) as error:
-                log.warning("group %s: %r", self.group, error)
+                log.warning("a group cannot be read", group=self.group, error=repr(error))
                 await asyncio.sleep(RETRY_S)
                 if consumer is self._consumer and is_broken(consumer):
                     await self._replace(consumer)
@@ -369,7 +369,13 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def _restart_partition(self, assigned: AssignedPartition, offset: int) -> AssignedPartition:
         """Start a partition again whose topic was recreated: its id differs, or its log ends below our position."""
-        log.warning("group %s: %s was recreated, continuing at offset %d", self.group, assigned.partition, offset)
+        log.warning(
+            "a topic of a group was recreated",
+            group=self.group,
+            topic=assigned.partition.topic,
+            partition=assigned.partition.partition,
+            continues_at=offset,
+        )
         self._starts.forget((assigned.partition,))
         return self._replace_partition(assigned, offset)
 
@@ -391,9 +397,12 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
 
     def _stall(self, assigned: AssignedPartition) -> None:
         log.warning(
-            "group %s: reading %s is paused: too many records lie behind an unsettled one (unselected: %d)",
-            self.group, assigned.partition, len(assigned.unselected),
-        )  # fmt: skip
+            "reading is paused: too many records lie behind an unsettled one",
+            group=self.group,
+            topic=assigned.partition.topic,
+            partition=assigned.partition.partition,
+            unselected=len(assigned.unselected),
+        )
         self._stalled.add(assigned)
         if self._consumer is not None:
             self._consumer.pause(assigned.partition)
@@ -446,7 +455,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                         dispatch.returned.clear()
                         await dispatch.returned.wait()
             except TimeoutError:
-                log.info("group %s: revoked with %d records unsettled", self.group, dispatch.held)
+                log.info("a partition was revoked with records unsettled", group=self.group, unsettled=dispatch.held)
         await self.commits.commit()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
@@ -461,7 +470,7 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
                 is_current = await self._set_positions(consumer, partitions)
         except Exception as error:  # aiokafka is the caller, and would leave the partitions paused forever
             if isinstance(error, KafkaError | TimeoutError):
-                log.warning("group %s: cannot fetch the committed offsets: %r", self.group, error)
+                log.warning("cannot fetch the committed offsets", group=self.group, error=repr(error))
             else:
                 failures.report("group", error, self.group)
             await asyncio.sleep(RETRY_S)
@@ -505,11 +514,11 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         return True
 
     def unread(self, member: Member, ends: Mapping[TopicPartition, int]) -> int:
-        """See `statistics.unread`."""
+        """Return how many records a member has not got yet, given the ends of the log."""
         return unread(self.dispatch, self._consumer, member, ends)
 
     def statistics(self) -> GroupStatistics:
-        """See `GroupStatistics`."""
+        """Return the counts so far."""
         stalled = sum(assigned.ours for assigned in self._stalled)
         counts = {"commits": self.commits.count, "rebalances": self._rebalances, "stalled": stalled}
         return snapshot(self.group, self.topics, self.dispatch, self._consumer, **counts)

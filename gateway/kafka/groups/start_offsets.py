@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
+import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver.kafka_consumer import committed_positions
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 BEGINNINGS_TIMEOUT_S: Final = 1.5
 
@@ -77,10 +77,13 @@ class StartOffsets:
 
     def _note_leaderless(self, partitions: Collection[TopicPartition], since: int) -> None:
         if partitions:
+            topic, number = next(iter(partitions))
             log.warning(
-                "group %s: %d partitions have no leader, such as %s-%d: they are read as soon as they have one",
-                self._group, len(partitions), *next(iter(partitions)),
-            )  # fmt: skip
+                "partitions of a group have no leader; they are read as soon as they have one",
+                group=self._group,
+                count=len(partitions),
+                such_as=f"{topic}-{number}",
+            )
             self.leaderless |= dict.fromkeys(partitions, since)
             self._lacking.set()
 
@@ -110,7 +113,7 @@ class StartOffsets:
                     starts |= await self._lookup.beginnings(others, led=True)
             except (Refused, TimeoutError) as error:
                 # aiokafka finds each beginning as soon as it can, like those of partitions without a leader.
-                log.warning("group %s: cannot look up the beginnings: %r", self._group, error)
+                log.warning("cannot look up the beginnings", group=self._group, error=repr(error))
         return starts
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:

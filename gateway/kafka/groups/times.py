@@ -6,7 +6,7 @@ import msgspec
 
 
 class GroupTimes(msgspec.Struct, frozen=True):
-    """See the module."""
+    """How long groups wait and keep."""
 
     revoke_wait_s: float = 3.0  # a rebalance, for records that subscribers hold
     # how long the records of a subscription filter without subscribers here are kept, while other subscribers keep its

@@ -48,8 +48,8 @@ class OwnerShare(msgspec.Struct, eq=False):
 
 
 def owner_id(owner: Owner | None) -> int:
-    """Return the id of the owner that this one acts for (its attribute `owner`), or else its own."""
-    return id(getattr(owner, "owner", owner))
+    """Return the id of the owner that this one acts for (`Owner.acts_for`)."""
+    return id(None if owner is None else owner.acts_for)
 
 
 class Batch(WrittenBatch):
@@ -88,7 +88,7 @@ class Batch(WrittenBatch):
         self.end_run()
         share = self.shares.get(id(owner))
         if share is None:
-            share = OwnerShare(owner, getattr(owner, "budget", None), getattr(owner, "protocol", ""))
+            share = OwnerShare(owner, None, "") if owner is None else OwnerShare(owner, owner.budget, owner.protocol)
             self.shares[id(owner)] = share
         self._share = share
         self.owner = owner
@@ -185,15 +185,15 @@ class Batch(WrittenBatch):
 
     def without(self, owners: Set[int]) -> Batch | None:
         """Move the records of all other owners to a new batch, if there are any; keep those of `owners` (by id)."""
-        theirs = {key: share for key, share in self.shares.items() if owner_id(share.owner) in owners}
-        for key in theirs:
+        kept = {key: share for key, share in self.shares.items() if owner_id(share.owner) in owners}
+        for key in kept:
             del self.shares[key]
         fresh = None
         if self.shares:
             fresh = self._rebuild_at(range(self.count))
             self._pass_on_counted(fresh)
             fresh.withdrawn -= owners
-        self.shares = theirs
+        self.shares = kept
         self.void()
         return fresh
 
@@ -207,7 +207,7 @@ class Batch(WrittenBatch):
         self._drop_withdrawn()
 
     def attempt_failed(self, may_be_stored: bool) -> None:
-        """See `WrittenBatch`; `withdrawn` owners' records are not resent."""
+        """Prepare the batch to be sent again; `withdrawn` owners' records are not."""
         super().attempt_failed(may_be_stored)
         if self.withdrawn:
             self._drop_withdrawn()

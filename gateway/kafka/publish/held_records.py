@@ -34,7 +34,8 @@ LookUp = Callable[[str, str | None], Awaitable[TopicInfo]]
 
 
 def _principal(held: _Held) -> str | None:
-    return getattr(held[1], "principal", None)
+    owner = held[1]
+    return None if owner is None else owner.principal
 
 
 def _is_of(principal: str | None, held: _Held) -> bool:
@@ -67,7 +68,7 @@ class HeldRecords(msgspec.Struct, eq=False):
         source = self.budgets.topic(name)  # kept with the record: a topic that is deleted gets another one
         held.append((record, owner, token, sender, size, source))
         source.take(size)
-        budget = getattr(owner, "budget", None)
+        budget = None if owner is None else owner.budget
         if budget is not None:
             budget.take(size, 1, source)
 
@@ -82,12 +83,12 @@ class HeldRecords(msgspec.Struct, eq=False):
     def refuse_all(self, refused: Refused) -> None:
         """Refuse all waiting records."""
         for name in tuple(self._held):
-            self._refuse_some(name, refused, lambda one: True)
+            self._refuse_some(name, refused, lambda _: True)
 
     def withdraw(self, owners: Set[int]) -> None:
         """Refuse the waiting records of these owners (by id)."""
         for name in tuple(self._held):
-            self._refuse_some(name, Refused(Outcome.BUSY, WITHDRAWN), lambda one: owner_id(one[1]) in owners)
+            self._refuse_some(name, Refused(Outcome.BUSY, WITHDRAWN), lambda waiting: owner_id(waiting[1]) in owners)
 
     async def _resolve(self, name: str) -> None:
         """Look up a topic that records wait for, for one principal after the other: each has its own limit."""
@@ -114,8 +115,8 @@ class HeldRecords(msgspec.Struct, eq=False):
     def _refuse_some(self, name: str, refused: Refused, chosen: Callable[[_Held], bool]) -> None:
         """Refuse the chosen records of a topic that is being looked up; the others go on waiting."""
         held = self._held.get(name, ())  # they may have been released during the lookup
-        self._held[name] = [one for one in held if not chosen(one)]
-        self._end(name, refused, [one for one in held if chosen(one)])
+        self._held[name] = [waiting for waiting in held if not chosen(waiting)]
+        self._end(name, refused, [waiting for waiting in held if chosen(waiting)])
 
     def _end(self, name: str, refused: Refused | None, held: Sequence[_Held]) -> None:
         for record, owner, token, sender, size, source in held:
@@ -125,7 +126,7 @@ class HeldRecords(msgspec.Struct, eq=False):
                 self.refuse(owner, token, refused.outcome, refused.reason)
             # After submitting, so that the gate does not flap.
             source.give(size)
-            budget = getattr(owner, "budget", None)
+            budget = None if owner is None else owner.budget
             if budget is not None:
                 budget.give(size)
         self.budgets.forget(name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -18,6 +17,7 @@ from typing import Final
 from weakref import ref
 
 import msgspec
+import structlog
 from aiokafka import errors
 
 from flowcontrol.budget import Budget
@@ -34,7 +34,7 @@ from gateway.runtime.spawn import Spawn
 from gateway.settings.config import KafkaConfig
 from mapping.outcomes import Outcome
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 RESEND_S: Final = 0.1
 """Pause before a batch is sent through another producer; doubles up to `RESEND_MOST_S`."""
@@ -313,9 +313,13 @@ class PartitionQueue:
         """Apply the remedy as far as possible without waiting. Returns the verdict when the batch must be resent."""
         found = verdict(error)
         log.warning(
-            "%s-%d: a batch of %d records was not stored: %s, %s",
-            self.topic.name, self.number, batch.count, name_of(error), found.remedy.value,
-        )  # fmt: skip
+            "a batch was not stored",
+            topic=self.topic.name,
+            partition=self.number,
+            records=batch.count,
+            error=name_of(error),
+            remedy=found.remedy.value,
+        )
         if found.remedy is Remedy.GIVE_UP:
             self.context.topics.refuse(self.topic.name, found.outcome, name_of(error))
         if found.remedy is Remedy.SPLIT and found.outcome is Outcome.BROKEN:

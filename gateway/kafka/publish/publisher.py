@@ -197,8 +197,8 @@ class Publisher:
                     len(writer.queues), keyless, oldest, min(latest, LARGEST_TIMESTAMP), self.most_headers
                 )
                 position, parts = by_partition(records, tokens, position, accepted)
-                for number, (theirs, beside) in parts.items():
-                    self._submit_part(writer.queues[number], theirs, owner, beside, sender)
+                for number, (part, part_tokens) in parts.items():
+                    self._submit_part(writer.queues[number], part, owner, part_tokens, sender)
             if position < count and (writer is None or records[position].topic == topic):
                 self.submit(records[position], owner, tokens[position], sender)
                 position += 1

@@ -113,9 +113,7 @@ class Settlement:
             owner.settle(tokens, offsets, result)
         except Exception as error:  # a bug in one session must not affect the batch's other owners
             failures.report("session", error, f"{type(owner).__name__}: {len(tokens)} tokens not settled")
-            broken = getattr(owner, "broken", None)
-            if broken is not None:
-                failures.guard("session", broken, error, tokens)
+            failures.guard("session", owner.broken, error, tokens)
 
     def statistics(self, in_flight: tuple[int, int], producers: int) -> SettlementStatistics:
         """Return the statistics. `in_flight` is records and bytes, `producers` how many were started."""

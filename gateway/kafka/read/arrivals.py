@@ -7,14 +7,14 @@ nothing. Here they sleep, and the live reader, which reads each watched topic on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 from aiokafka import TopicPartition
 
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.contracts import Refused, Subscriber
+from gateway.kafka.contracts import Fanout, Refused
 from gateway.kafka.read.live_reader import LiveReader
 from mapping.outcomes import Outcome
 from mapping.record import Received
@@ -22,7 +22,7 @@ from mapping.record import Received
 LINGER_S: Final = 5.0  # how long a topic without sleepers is still watched: most readers come back immediately
 
 
-class Arrivals(msgspec.Struct, eq=False):
+class Arrivals(Fanout, msgspec.Struct, eq=False):
     """The sleeping readers, by partition. A fan-out of the live reader that never accepts a record."""
 
     _live_reader: LiveReader  # it and the look-up are stopped by their owner
@@ -88,12 +88,13 @@ class Arrivals(msgspec.Struct, eq=False):
                     LINGER_S, self._unwatch, partition.topic
                 )
 
-    def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
-        """Wake the sleepers of the record's partition; see `contracts.Fanout`."""
+    def select(self, records: Sequence[Received], at: int) -> tuple[tuple[()], int]:
+        """Wake the sleepers of the records' partition; see `contracts.Fanout`."""
+        record = records[at]
         for sleeper in tuple(self._waiting.get(record.topic, {}).get(record.partition, ())):
             self.forget(sleeper)
             sleeper.set()
-        return ()
+        return (), len(records) - at
 
     def stop(self) -> None:
         """Stop watching; sleepers are no longer woken."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Annotated, Final
 
 import msgspec
+import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
@@ -30,7 +30,7 @@ from gateway.views.pauses import NO_CAPACITY, pauses
 from mapping.record import Received
 from telemetry.statistics import counter, gauge
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 PART: Final = "catch-up reader"  # its name in the log
@@ -149,7 +149,7 @@ class CatchUpReader:
         await asyncio.gather(*(worker.task for worker in workers), return_exceptions=True)
 
     def statistics(self) -> CatchUpStatistics:
-        """See `CatchUpStatistics`."""
+        """Return the counts so far."""
         return CatchUpStatistics(
             subscribers=len(self._queues),
             readings=sum(len(queue.readings) for queue in self._queues.values()),
@@ -202,10 +202,9 @@ class CatchUpReader:
             pauses.end_all(queue.subscriber, *NO_CAPACITY)
 
     def _park(self, queue: _Queue) -> None:
-        """Park a subscriber without capacity; its method `pause_reason`, if any, returns the reason and subject."""
+        """Park a subscriber without capacity."""
         queue.state = _State.PARKED
-        pause_reason = getattr(queue.subscriber, "pause_reason", None)
-        found: tuple[str, str] | None = None if pause_reason is None else pause_reason()
+        found = queue.subscriber.pause_reason()
         if found is not None:
             pauses.begin(found[0], queue.subscriber, found[1])
 
@@ -339,7 +338,7 @@ class _CatchUpWorker:
         except KafkaError as error:
             if is_broken(consumer):
                 raise
-            log.warning("catch-up reader: %r", error)
+            log.warning("catch-up reader: a fetch has failed", error=repr(error))
             await asyncio.sleep(0.1)
             return 0
         if not self.holds(queue):
@@ -406,9 +405,13 @@ class _CatchUpWorker:
             if lost and reading.gap is not None:
                 reading.gap(lost)
             log.warning(
-                "catch-up reader: %s-%d has no offset %d; %d records are lost, continuing at %d",
-                partition.topic, partition.partition, reading.position, lost, first,
-            )  # fmt: skip
+                "catch-up reader: an offset is gone",
+                topic=partition.topic,
+                partition=partition.partition,
+                offset=reading.position,
+                lost=lost,
+                continues_at=first,
+            )
             reading.position = first
             if first >= reading.goal():
                 self._pool.finish(queue, reading)

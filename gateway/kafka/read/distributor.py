@@ -41,7 +41,7 @@ and the catch-up reader offers it everything from the offset on."""
 
 @dataclass(slots=True, eq=False)
 class Distributor:
-    """See the module."""
+    """Offers fetched records to the fan-outs of their topics."""
 
     _partitions: Mapping[
         TopicPartition, WatchedPartition
@@ -88,16 +88,13 @@ class Distributor:
 
     def _offer(self, watch: Watch, tp: TopicPartition, part: WatchedPartition, piece: list[Received]) -> None:
         """Offer a piece, run by run, to the subscribers that one fan-out selects."""
-        select_run = watch.select_run
+        select = watch.fanout.select
         at = 0
         while at < len(piece):
             record, count = piece[at], 1
             if not (watch.since and watch.is_early(record)):
                 try:
-                    if select_run is None:
-                        chosen = watch.select(record)
-                    else:
-                        chosen, count = select_run(piece, at)
+                    chosen, count = select(piece, at)
                 except Exception as error:  # our bug, in one record: deliver the others
                     failures.report("delivery", error, f"{tp.topic}-{tp.partition} offset {record.offset}")
                 else:

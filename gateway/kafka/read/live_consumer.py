@@ -8,11 +8,11 @@ after each `assign`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
+import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError, TopicAuthorizationFailedError
 
@@ -33,7 +33,7 @@ from gateway.kafka.read.distributor import Fetched
 from gateway.kafka.read.watched_topics import WatchedPartition
 from gateway.runtime.spawn import Spawn, keep_running
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 PART: Final = "live reader"  # its name in the log
 RETRY_S: Final = 0.5
@@ -184,7 +184,7 @@ class LiveConsumer(msgspec.Struct, eq=False):
         except TopicAuthorizationFailedError as error:
             if str(error) not in self._denied:  # every fetch reports it
                 self._denied.add(str(error))
-                log.warning("live reader: not authorized to read: %s", error)
+                log.warning("live reader: not authorized to read", error=str(error))
             await asyncio.sleep(RETRY_S)
             return
         fetched: Fetched = []
@@ -206,7 +206,7 @@ class LiveConsumer(msgspec.Struct, eq=False):
         try:
             firsts = await self._lookup.beginnings(missed, led=True)
         except Refused as refused:
-            log.warning("live reader: %s", refused.reason)
+            log.warning("live reader: the beginnings are not known", reason=refused.reason)
             return
         if any(first < missed[tp].position for tp, first in firsts.items()):
             await self._lookup.refresh()  # a recreated topic is then read from its beginning, in all partitions
@@ -218,9 +218,13 @@ class LiveConsumer(msgspec.Struct, eq=False):
             lost = max(0, first - part.position)
             self.gaps += lost
             log.warning(
-                "live reader: %s-%d has no offset %d; %d records are lost, continuing at %d",
-                partition.topic, partition.partition, part.position, lost, first,
-            )  # fmt: skip
+                "live reader: an offset is gone",
+                topic=partition.topic,
+                partition=partition.partition,
+                offset=part.position,
+                lost=lost,
+                continues_at=first,
+            )
             part.position = part.fetched = first
             consumer.seek(partition, first)
 

@@ -8,10 +8,10 @@ position, between two records, so that the order per partition is kept and no re
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+import structlog
 from aiokafka import TopicPartition
 
 from gateway.kafka.cluster.lookup import Lookup
@@ -26,11 +26,11 @@ from gateway.kafka.read.start_positions import Start, starting_offsets
 from gateway.kafka.read.watched_topics import LiveStatistics, PendingCatchUp, Watch, WatchedPartition, WatchedTopic
 from gateway.runtime.spawn import Spawn
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class LiveReader:
-    """See the module. A subscriber belongs to one fan-out; subscribers must be hashable by identity."""
+    """Reads watched topics at the end of the log. A subscriber, hashable by identity, belongs to one fan-out."""
 
     def __init__(
         self,
@@ -155,8 +155,12 @@ class LiveReader:
         Then the new watch starts at that position. Returns whether the partition is re-read.
         """
         if part.behind:
-            text = "live reader: %s-%d cannot be re-read now; a new subscription starts at offset %d"
-            log.warning(text, partition.topic, partition.partition, part.position)
+            log.warning(
+                "live reader: a partition cannot be re-read now; a new subscription starts at the live position",
+                topic=partition.topic,
+                partition=partition.partition,
+                position=part.position,
+            )
             return False
         for watch in part.topic.watches:
             watch.since[partition.partition] = max(part.position, watch.since.get(partition.partition, 0))
@@ -360,7 +364,7 @@ class LiveReader:
         return max(part.stored, self.end(tp) or 0)
 
     def statistics(self) -> LiveStatistics:
-        """See `LiveStatistics`."""
+        """Return the counts so far."""
         lag: dict[str, int] = {}
         for partition, part in self._partitions.items():
             lag[partition.topic] = lag.get(partition.topic, 0) + max(0, (self.end(partition) or 0) - part.position)
@@ -415,7 +419,7 @@ class LiveReader:
 
     def _restart_topic(self, topic: WatchedTopic) -> None:
         """Read a recreated topic from its beginning: all of its records are newer than the watches."""
-        log.warning("live reader: %s was recreated; reading it from its beginning", topic.name)
+        log.warning("live reader: a topic was recreated; reading it from its beginning", topic=topic.name)
         for part in topic.partitions.values():
             self._cancel_readings(part)
         for tp in topic.leaderless:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any, Final
 
 import msgspec
+import structlog
 from aiokafka import TopicPartition
 
 from gateway.kafka.cluster.lookup import Lookup
@@ -16,7 +16,7 @@ from gateway.kafka.driver.brokers import Brokers
 from gateway.kafka.read.watched_topics import WatchedPartition, WatchedTopic
 from gateway.runtime.spawn import Spawn
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 RECHECK_S: Final = 2.0  # the pause between two checks while something is missing
 GONE_S: Final = 30.0  # a partition missing for this time counts as deleted: its catch-ups end
@@ -63,10 +63,12 @@ class MetadataFollower(msgspec.Struct, eq=False):
             topic = self._topics[tp.topic]
             if tp not in topic.partitions:
                 topic.leaderless.setdefault(tp, since_ms)
+        topic, number = next(iter(partitions))
         log.warning(
-            "live reader: %d partitions have no leader, such as %s-%d: they are read as soon as they have one",
-            len(partitions), *next(iter(partitions)),
-        )  # fmt: skip
+            "live reader: partitions have no leader; they are read as soon as they have one",
+            count=len(partitions),
+            such_as=f"{topic}-{number}",
+        )
         self._recheck()
 
     def check_consumer_metadata(self, cluster: Any) -> None:
@@ -120,7 +122,7 @@ class MetadataFollower(msgspec.Struct, eq=False):
                     continue
                 missing = True
                 if part.missing_since is None:
-                    log.warning("live reader: %s-%d has disappeared", tp.topic, tp.partition)
+                    log.warning("live reader: a partition has disappeared", topic=tp.topic, partition=tp.partition)
                     part.missing_since = now
                     self._read.pop(tp, None)
                     self._changed()
@@ -149,7 +151,7 @@ class MetadataFollower(msgspec.Struct, eq=False):
         try:
             offsets = await self._lookup.since_leaderless(led)
         except Refused as refused:
-            log.warning("live reader: partitions that have a leader again cannot be read yet: %s", refused.reason)
+            log.warning("live reader: partitions that have a leader again cannot be read yet", reason=refused.reason)
             return
         for tp, offset in offsets.items():
             topic = self._topics.get(tp.topic)

@@ -26,8 +26,6 @@ class Watch:
 
     fanout: Fanout
     since: dict[int, int]  # by partition: the first offset it wants
-    select: Callable[[Received], Chosen]
-    select_run: Callable[[list[Received], int], tuple[Chosen, int]] | None
     readings: dict[Reading, None] = field(default_factory=dict)  # of its subscribers that are behind
 
     def is_early(self, record: Received) -> bool:
@@ -88,7 +86,7 @@ class WatchedTopic:
 
     def add(self, fanout: Fanout, since: dict[int, int]) -> None:
         """Start the watch of a fan-out."""
-        self.watching[fanout] = Watch(fanout, since, fanout.select, getattr(fanout, "select_run", None))
+        self.watching[fanout] = Watch(fanout, since)
         self._watches = None
 
     def remove(self, fanout: Fanout) -> Watch | None:
@@ -109,9 +107,7 @@ class WatchedTopic:
         self.leaderless = dict.fromkeys(self.leaderless, 0)
         for watch in self.watches:
             watch.since.clear()
-            topic_recreated = getattr(watch.fanout, "topic_recreated", None)
-            if topic_recreated is not None:
-                failures.guard("delivery", topic_recreated, self.name)
+            failures.guard("delivery", watch.fanout.topic_recreated, self.name)
 
 
 class LiveStatistics(msgspec.Struct, frozen=True):

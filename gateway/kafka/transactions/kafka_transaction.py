@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
+import structlog
 from aiokafka import TopicPartition, errors
 from aiokafka.structs import OffsetAndMetadata
 
@@ -33,7 +33,7 @@ from gateway.runtime.spawn import Spawn
 from mapping.outcomes import Outcome
 from mapping.record import Record
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 END_S: Final = 30.0
 """How long a commit or abort may take: a broker may restart meanwhile. After that the producer is discarded, and its
@@ -194,7 +194,7 @@ class KafkaTransaction:
                 async with asyncio.timeout(END_S):
                     await producer.abort()
             except (errors.KafkaError, TimeoutError) as error:
-                log.info("leaving a transaction to the next producer to abort: %r", error)
+                log.info("a transaction is left to the next producer to abort", error=repr(error))
                 self._must_discard = True
         if self._must_discard:
             self._shared.producer_pool.discard(producer)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition, errors
 from aiokafka.structs import OffsetAndMetadata
 
@@ -25,7 +25,7 @@ from gateway.runtime.failures import failures
 from gateway.runtime.spawn import Spawn, Tasks
 from gateway.settings.config import KafkaConfig
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 MARGIN_S: Final = 15.0
 """How much longer Kafka's own transaction time-out is than ours: ours must end the transaction first."""
@@ -297,4 +297,4 @@ class TransactionalProducerPool:
         try:
             self._used_ids_file.write_text(str(used))
         except OSError as error:
-            log.warning("%s cannot be written: %s", self._used_ids_file, error)
+            log.warning("a file cannot be written", file=str(self._used_ids_file), error=str(error))

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import structlog
 
-from flowcontrol.budget import ConnectionBudget
 from gateway.mqtt.connection import connack
 from gateway.mqtt.connection.admission import Admitted, ConnectAdmission
 from gateway.mqtt.connection.present import report_offline, report_online
@@ -145,16 +144,6 @@ class Client(ClientPort):
         return "" if self.session is None else f"mqtt/{self.client_id}"
 
     @property
-    def principal(self) -> str | None:
-        """The authenticated name; None without a session."""
-        return None if self.session is None else super().principal
-
-    @property
-    def budget(self) -> ConnectionBudget | None:
-        """The session's budget."""
-        return None if self.session is None else self.session.budget
-
-    @property
     def protocol_version(self) -> str:
         """The version that CONNECT named."""
         return VERSIONS[self.version]
@@ -180,6 +169,7 @@ class Client(ClientPort):
         """Detach the session from this connection; later calls do nothing."""
         self.leave_limits()  # the client may connect again before this socket has closed
         session, self.session = self.session, None
+        self.budget = self.principal = None
         if session is not None:
             if self._services.presence is not None:
                 report_offline(self._services.presence, self, *self._ended)
@@ -249,7 +239,7 @@ class Client(ClientPort):
             reserved=session.reserved_ids,
         )
         pump.identified()
-        self.session = session
+        self.session, self.budget, self.principal = session, session.budget, session.principal
         reading = self.apply_limits(services.limits, self._pause_reading, self._resume_reading)
         self._incoming = Incoming(self, self._connection, session, admitted.grant, services, reading)
         if not services.publisher.gate.is_open:

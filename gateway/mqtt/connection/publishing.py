@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from flowcontrol.budget import ConnectionBudget
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Owner, Result
 from gateway.limits.rate_pauses import ReadingPause
 from gateway.mqtt.connection.services import MqttServices
 from gateway.mqtt.counters import Counters
@@ -44,7 +44,7 @@ _DENIED: Final = Result(Outcome.DENIED, reason="not allowed to publish to this t
 _NO_TEXT: Final = Result(Outcome.UNFIT, reason="the payload is not UTF-8 text")
 
 
-class Qos0Owner:
+class Qos0Owner(Owner):
     """The owner of a connection's QoS 0 records: not acknowledged, but counted against the connection's budget."""
 
     __slots__ = ("_counters", "budget", "principal")
@@ -60,14 +60,14 @@ class Qos0Owner:
             self._counters.lost_at_qos_0 += len(tokens)
 
 
-class Incoming:
+class Incoming(Owner):
     """The publishes of one connection; owns its QoS 1 records (the session owns those of QoS 2)."""
 
     __slots__ = (
         "_acks", "_allowed", "_answering", "_client", "_connection", "_inbound", "_names", "_qos0_owner", "_reading",
         "_refused_id", "_resent", "_self_delivery", "_services", "_session", "budget", "principal",
     )  # fmt: skip
-    protocol: Final = "mqtt"
+    protocol = "mqtt"
 
     def __init__(  # noqa: PLR0917 - everything that a publish needs
         self,

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from gateway.kafka.cluster.topic_info import InternalTopic
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.session.acks import Slot
@@ -41,7 +41,7 @@ def refused_topic(max_record_bytes: int) -> InternalTopic:
     return InternalTopic(REFUSED_TOPIC, 1, (("max.message.bytes", str(max_record_bytes)),))
 
 
-class RefusedAgain:
+class RefusedAgain(Owner):
     """Remembers the packets that clients were disconnected for, and owns their dead letters."""
 
     def __init__(self, publisher: Publisher, counters: Counters) -> None:

@@ -90,7 +90,10 @@ def _prefixed(client: ClientPort, subscriptions: Sequence[Subscription]) -> Sequ
     names = client.grant.names
     if not names.mount:
         return subscriptions
-    return [msgspec.structs.replace(one, topic_filter=names.filter(one.topic_filter)) for one in subscriptions]
+    return [
+        msgspec.structs.replace(subscription, topic_filter=names.filter(subscription.topic_filter))
+        for subscription in subscriptions
+    ]
 
 
 async def _save(client: ClientPort, session: Session, services: MqttServices, new: Sequence[str] = ()) -> bool:

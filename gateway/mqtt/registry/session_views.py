@@ -40,7 +40,10 @@ class SessionViews:
         record = self._sessions.record(client_id)
         if record is None:
             return None
-        filters = [SubscriptionView(one.options.topic_filter, qos=one.options.qos) for one in record.subscriptions]
+        filters = [
+            SubscriptionView(subscription.options.topic_filter, qos=subscription.options.qos)
+            for subscription in record.subscriptions
+        ]
         return ClientView(
             id=f"mqtt/{client_id}",
             protocol="mqtt",

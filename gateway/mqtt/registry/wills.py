@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.state.records import NEVER, PendingWill
@@ -30,7 +30,7 @@ def due_at(pending: PendingWill, expiry: int, gone_at: int) -> int:
     return gone_at + 1000 * (delay if expiry == NEVER else min(delay, expiry))
 
 
-class _Ticket(msgspec.Struct, eq=False):
+class _Ticket(Owner, msgspec.Struct, eq=False):
     """The owner of one will's record."""
 
     client_id: str

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
+import structlog
 
+from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.state import StateTopics
@@ -29,7 +30,7 @@ from protocols.mqtt.retained_names import NameTrie
 from protocols.mqtt.topics import is_valid_name
 from telemetry.statistics import counter, gauge
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 RETAINED: Final = "__trivium_retained"
 SWEEP_S: Final = 1.0
@@ -76,7 +77,7 @@ class _Owned(msgspec.Struct, gc=False):
     bytes: int = 0
 
 
-class _Put(msgspec.Struct, eq=False):
+class _Put(Owner, msgspec.Struct, eq=False):
     """One retained PUBLISH: owns its own record and the retained copy, and settles the client's token once."""
 
     retained: Retained
@@ -84,7 +85,7 @@ class _Put(msgspec.Struct, eq=False):
     topic: str  # MQTT topic
     owner: Owner | None  # the client's owner
     token: Any
-    budget: Any  # the client's; counts both records (see `Publisher.submit`)
+    budget: ConnectionBudget | None  # the client's; counts both records (see `Publisher.submit`)
     principal: str | None  # the client's
     own: Result | None = None  # result of the own record; None: not known yet
     offset: int = -1  # of the own record
@@ -93,6 +94,11 @@ class _Put(msgspec.Struct, eq=False):
     # `Retained._restarts`, and the offset up to which the copy's partition was read when the copy was written; the
     # copy must get a higher offset, unless the topic was recreated
     read: tuple[int, int] = (0, -1)
+
+    @property
+    def acts_for(self) -> Owner | None:
+        """The client's owner."""
+        return self.owner
 
     def settle(self, tokens: Sequence[Any], offsets: Sequence[int], result: Result) -> None:
         """Take the result of one record, or of both if they were refused together (contract: `Owner`)."""
@@ -228,7 +234,7 @@ class Retained:
         messages to one topic keep their order. `owner` is settled once, when both are answered, with the worse result
         and the offset of the own record.
         """
-        budget, principal = getattr(owner, "budget", None), getattr(owner, "principal", None)
+        budget, principal = (None, None) if owner is None else (owner.budget, owner.principal)
         put = _Put(self, record, topic, owner, token, budget, principal)
         if self._is_full(topic, record, principal or ""):
             self._refused += 1
@@ -314,9 +320,11 @@ class Retained:
             self._invalid += 1
             if self._invalid == 1:
                 log.warning(
-                    "%s-%d: the key at offset %d is not an MQTT topic name; such records are ignored",
-                    self.name, record.partition, record.offset,
-                )  # fmt: skip
+                    "a key is not an MQTT topic name; such records are ignored",
+                    topic=self.name,
+                    partition=record.partition,
+                    offset=record.offset,
+                )
             return
         ahead = self._ahead.get(name)
         if ahead is not None and ahead[0] == record.partition:

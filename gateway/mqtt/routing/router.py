@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from gateway.kafka.cluster.topics import Topics
-from gateway.kafka.contracts import LossySubscriber, Refused, Subscriber
+from gateway.kafka.contracts import Fanout, LossySubscriber, Refused, Subscriber
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.routing.messages import Messages
 from gateway.mqtt.routing.needed_topics import needed_topics
@@ -109,7 +109,7 @@ class _Plan(msgspec.Struct, eq=False):
     checked: list[tuple[SubscribedSession, list[_Entry]]] = []
 
 
-class Router:
+class Router(Fanout):
     """The subscriptions of all sessions of this process, except shared ones."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Router:
         self._listeners.append(callback)
 
     def topic_recreated(self, topic: str) -> None:
-        """See `contracts.Fanout`."""
+        """Drop the topic's offsets, which are void."""
         for _, _, entry in self._trie:
             if entry.since is not None:
                 entry.since = {place: first for place, first in entry.since.items() if place[0] != topic} or None
@@ -180,8 +180,8 @@ class Router:
             needs = await self._needs(wanted)
             topics = set[str]().union(*(needed for needed in needs.values() if not isinstance(needed, Refused)))
             while started := {self._new[topic] for topic in topics & self._new.keys()}:
-                for one in started:
-                    await one.wait()
+                for entry in started:
+                    await entry.wait()
             running = topics & self._watched.keys()
             if running != topics:
                 async with self._watching:  # another call may have started some of them meanwhile
@@ -335,12 +335,11 @@ class Router:
         """Whether a subscription of a connected session matches an MQTT topic."""
         return bool(self._trie.match(topic))
 
-    def select(self, record: Received) -> Collection[tuple[AnySubscriber, Match]]:
-        """Return the outboxes of the sessions whose filters match a record, with their matches."""
-        return self.select_run((record,), 0)[0]
+    def select(self, records: Sequence[Received], at: int) -> tuple[Collection[tuple[AnySubscriber, Match]], int]:
+        """Return the outboxes of the sessions whose filters match the record at `at`, with their matches.
 
-    def select_run(self, records: Sequence[Received], at: int) -> tuple[Collection[tuple[AnySubscriber, Match]], int]:
-        """Return `select` for the record at `at`, and how many records from there share topic, QoS, RETAIN and key."""
+        They hold for the records from there on that share topic, QoS, RETAIN and key.
+        """
         record, messages = records[at], self.messages
         messages.begin_run(record)
         delivery = messages.peek(record)

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import msgspec
 
 from gateway.kafka.cluster.topics import Topics
-from gateway.kafka.contracts import Refused
+from gateway.kafka.contracts import Refused, Subscriber
 from gateway.kafka.groups.delivery.assignment import SubscriptionFilter
 from gateway.kafka.groups.membership import Groups, Membership
 from gateway.mqtt.routing.needed_topics import needed_topics
@@ -60,11 +60,11 @@ class SharedSubscriber(Protocol):
         """
 
 
-class ShareMember:
+class ShareMember(Subscriber):
     """A session's membership in a shared subscription, as a `gateway.kafka.contracts.Subscriber` of the group."""
 
     __slots__ = (
-        "_delivery", "_entering", "_left", "_membership", "_sharing", "_subscriber", "group", "lossy", "subscription",
+        "_delivery", "_entering", "_left", "_membership", "_sharing", "_subscriber", "group", "subscription",
         "topic_filter",
     )  # fmt: skip
 
@@ -79,7 +79,6 @@ class ShareMember:
         self.group = shared.group  # the share name
         self.topic_filter = shared.topic_filter  # without `$share/` and the share name
         self.subscription = subscription  # options of the last SUBSCRIBE
-        self.lossy = False  # without capacity, records wait in Kafka's log, at QoS 0 too
         self._sharing = sharing
         self._subscriber = subscriber
         self._delivery = delivery
@@ -198,8 +197,8 @@ class _Group:
     def forget(self, name: Hashable) -> None:
         """Delete a shared subscription for which the group holds no records any more, if it has no members."""
         text = str(name)
-        one = self.filters.get(text)
-        if one is not None and not one.shares:
+        entry = self.filters.get(text)
+        if entry is not None and not entry.shares:
             del self.filters[text]
             self._trie.remove(text, text)
             if not self.filters:
@@ -253,30 +252,30 @@ class Sharing:
             if group is None:
                 emptied = functools.partial(self._names.pop, shared.group)
                 group = self._names[shared.group] = _Group(self._rules, emptied)
-            one = group.filter(shared.topic_filter)
-            share = one.shares.get(subscriber)
+            entry = group.filter(shared.topic_filter)
+            share = entry.shares.get(subscriber)
             if share is None:
-                share = one.shares[subscriber] = ShareMember(self, subscriber, shared, subscription, self._delivery)
+                share = entry.shares[subscriber] = ShareMember(self, subscriber, shared, subscription, self._delivery)
             share.subscription = subscription
-            if await share.enter(functools.partial(self._enter, share, one, client)):
+            if await share.enter(functools.partial(self._enter, share, entry, client)):
                 share.wake()
                 return share
 
-    async def _enter(self, share: ShareMember, one: _Filter, client: str) -> Membership:
+    async def _enter(self, share: ShareMember, entry: _Filter, client: str) -> Membership:
         topics = (await needed_topics((share.topic_filter,), self._rules, self._topics))[share.topic_filter]
         if isinstance(topics, Refused):
             raise topics.bare()
-        one.topics |= topics
-        async with one.beginning:
-            if one.start is None:
-                one.start = await self._starts.find(share.group, share.topic_filter, one.topics)
+        entry.topics |= topics
+        async with entry.beginning:
+            if entry.start is None:
+                entry.start = await self._starts.find(share.group, share.topic_filter, entry.topics)
         return await self._groups.join(
             share.group,
-            one.topics,
+            entry.topics,
             share,
-            offset_reset="earliest" if one.start.is_old else "latest",
-            starts=one.start.offsets,
-            subscription_filter=one.subscription_filter,
+            offset_reset="earliest" if entry.start.is_old else "latest",
+            starts=entry.start.offsets,
+            subscription_filter=entry.subscription_filter,
             client=client,
         )
 
@@ -288,16 +287,16 @@ class Sharing:
     def forget(self, subscriber: SharedSubscriber, share: ShareMember) -> None:
         """Remove a member; called by `ShareMember.leave`."""
         group = self._names[share.group]
-        one = group.filters[share.topic_filter]
-        del one.shares[subscriber]
-        if not self._groups.knows(share.group, one.subscription_filter):
+        entry = group.filters[share.topic_filter]
+        del entry.shares[subscriber]
+        if not self._groups.knows(share.group, entry.subscription_filter):
             group.forget(share.topic_filter)  # the group was never joined
 
     def _topics_changed(self, appeared: Iterable[str], disappeared: Iterable[str]) -> None:
         appeared, gone = frozenset(appeared), frozenset(disappeared)
         for name, group in self._names.items():
-            for text, one in group.filters.items():
-                topics = (one.topics | self._rules.kafka_topics(text, appeared)) - gone
-                if topics != one.topics:
-                    one.topics = topics
-                    self._groups.change_topics(name, one.subscription_filter, topics)
+            for text, entry in group.filters.items():
+                topics = (entry.topics | self._rules.kafka_topics(text, appeared)) - gone
+                if topics != entry.topics:
+                    entry.topics = topics
+                    self._groups.change_topics(name, entry.subscription_filter, topics)

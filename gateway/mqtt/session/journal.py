@@ -19,7 +19,7 @@ Callback = tuple[Callable[[Any], None], Any]
 """Callback and argument, called when everything up to now is stored."""
 
 
-class Journal:
+class Journal(Owner):
     """Writes successive versions of one record: at most one is in flight, and the next covers all later changes.
 
     At most one write is made per event loop iteration.

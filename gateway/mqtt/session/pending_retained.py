@@ -37,7 +37,7 @@ class RetainedQueue:
     def __init__(self, progress: Iterable[PendingRetained] = ()) -> None:
         """Start with the progress from an in-flight record and an empty queue."""
         self._pending: collections.OrderedDict[Pending, None] = collections.OrderedDict()  # in sending order
-        self._progress = {id(one): one for one in progress}
+        self._progress = {id(replay): replay for replay in progress}
 
     @property
     def progress(self) -> tuple[PendingRetained, ...]:
@@ -98,7 +98,7 @@ class RetainedQueue:
             if not pending.packet_id and pending.subscription.options.topic_filter == topic_filter:
                 self._end(pending)
         # one that was expected, and not queued yet
-        self._progress = {key: one for key, one in self._progress.items() if one.topic_filter != topic_filter}
+        self._progress = {key: replay for key, replay in self._progress.items() if replay.topic_filter != topic_filter}
 
     def clear(self) -> None:
         """Empty the queue after the connection has ended; the progress is kept."""

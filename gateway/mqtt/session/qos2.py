@@ -21,7 +21,7 @@ import msgspec
 
 from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.contracts import Refused, Result
+from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.session.acks import Slot
@@ -109,10 +109,10 @@ class Qos2Parts(msgspec.Struct, frozen=True):
     self_delivery: SelfDelivery | None = None  # delays PUBCOMP until the session's own copy is sent, if configured
 
 
-class InboundQos2:
+class InboundQos2(Owner):
     """The unfinished inbound QoS 2 messages of one session; owns their records."""
 
-    protocol: Final = "mqtt"
+    protocol = "mqtt"
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class InboundQos2:
         connection: Callable[[], ClientPort | None],  # returns the session's current connection
         copies: OwnCopies | None = None,  # notes own copies that come before PUBREC; with `Qos2Parts.self_delivery`
     ) -> None:
-        self.budget = budget
+        self.budget: ConnectionBudget = budget
         self.session_id = session_id
         self.principal = principal
         self._parts = parts
@@ -180,9 +180,9 @@ class InboundQos2:
         return {
             "low_water_mark": low_water_mark,
             "open": {
-                one.packet_id: one.sequence
-                for one in self._known.values()
-                if one.state in _HAS_RECORD and one.sequence < low_water_mark
+                message.packet_id: message.sequence
+                for message in self._known.values()
+                if message.state in _HAS_RECORD and message.sequence < low_water_mark
             },
             "released": tuple(self._released),
             "scan_from": self.scan_from,

@@ -68,8 +68,8 @@ class SelfDelivery:
         """Call everything that waits, because the gateway stops."""
         self._places.clear()
         waiting, self._all = self._all, collections.deque()
-        for one in waiting:
-            _call(one)
+        for waiter in waiting:
+            _call(waiter)
 
     def _wait(self, offset: int, then: Callback) -> _Waiting:
         waiting = _Waiting(offset, self._clock() + self._wait_s, then)
@@ -86,9 +86,9 @@ class SelfDelivery:
             return
         # A callback behind one for a later record waits with it; this happens if PUBRELs come in another order.
         while waiting and (waiting[0].then is None or waiting[0].offset < position):
-            one = waiting.popleft()
+            waiter = waiting.popleft()
             # Not from inside the live reader, which an exception would end.
-            asyncio.get_running_loop().call_soon(_call, one)
+            asyncio.get_running_loop().call_soon(_call, waiter)
         if not waiting:
             del self._places[place]
 

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from flowcontrol.budget import ConnectionBudget
-from gateway.kafka.contracts import Owner, Refused
+from gateway.kafka.contracts import Owner, Refused, Subscriber
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.mqtt.counters import Counters
 from gateway.mqtt.routing.router import Match, Router, Since
@@ -45,12 +45,10 @@ from protocols.mqtt.topics import is_shared
 log = structlog.get_logger(__name__)
 
 
-class Outbox:
+class Outbox(Subscriber):
     """The subscriber for QoS 1 and 2, whose messages must not be dropped; a record's context is its `Match`."""
 
     __slots__ = ("_deliveries",)
-
-    lossy = False
 
     def __init__(self, deliveries: Deliveries) -> None:
         self._deliveries = deliveries

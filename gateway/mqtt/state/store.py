@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 AGAIN_S: Final = 1.0  # delay before a refused write is repeated
 
 
-class SessionStore:
+class SessionStore(Owner):
     """Holds the last known records of all sessions, and writes them to Kafka."""
 
     def __init__(self, owner: str, limits: SessionLimits = SessionLimits()) -> None:  # noqa: B008 - immutable

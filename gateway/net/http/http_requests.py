@@ -100,7 +100,7 @@ class RequestsInTurn(web.RequestHandler):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """The socket is open: no client has logged in."""
         super().connection_made(transport)
         self.client = None
         self._opened = self._loop.time()
@@ -132,7 +132,7 @@ class RequestsInTurn(web.RequestHandler):
 
     @property
     def left(self) -> bool:
-        """See `gateway.views.drain.Departing`."""
+        """Whether the connection is closed or will close after its answer."""
         return self.transport is None or self._close or self._force_close
 
     def prepare_to_leave(self) -> bool:
@@ -146,7 +146,7 @@ class RequestsInTurn(web.RequestHandler):
         return self.is_idle and self._leaves_at is not None and self._loop.time() >= self._leaves_at
 
     def leave(self) -> None:
-        """See `gateway.views.drain.Departing`."""
+        """Close the connection after its answer."""
         self.close()
 
     def begin_direct(self, request: Abandonable) -> None:
@@ -200,7 +200,7 @@ class RequestsInTurn(web.RequestHandler):
             self._close = True
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """See `asyncio.Protocol`."""
+        """The socket is closed: abandon the request that is served directly."""
         direct, self._direct = self._direct, None
         if direct is not None:
             direct.abandon()

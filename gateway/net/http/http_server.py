@@ -330,7 +330,7 @@ class HttpConnection(RequestsInTurn):
             limits.leave()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """See `asyncio.Protocol`."""
+        """The socket is closed: release everything of the connection."""
         if taps.watchers:
             taps.closed(self, str(exc or ""))
         self._forget()

@@ -107,7 +107,7 @@ class WebSocket(asyncio.Protocol):
             self._socket.write(b"".join([write_frame(BINARY, message) for message in self._server.messages(data)]))
 
     def writelines(self, parts: Iterable[bytes]) -> None:
-        """See `write`."""
+        """Write several parts as one."""
         self.write(b"".join(parts))
 
     def can_write_eof(self) -> bool:

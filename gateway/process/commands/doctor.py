@@ -26,6 +26,10 @@ def doctor(
     """Check whether Kafka and this machine meet the gateway's requirements; exit code 1 if not."""
     settings = read_config(config, {"kafka": {"bootstrap_servers": bootstrap_servers}})
     from gateway.kafka.cluster.doctor import Finding, examine  # noqa: PLC0415 - aiokafka loads slowly
+    from gateway.observe.logs import configure_logs  # noqa: PLC0415
+    from gateway.runtime.secret import secrets_in  # noqa: PLC0415
+
+    configure_logs(settings.log, secrets=secrets_in(settings))
 
     def say(finding: Finding) -> None:
         typer.echo(without_secrets(json.dumps(finding._asdict()) if as_json else str(finding), settings))

@@ -85,16 +85,16 @@ class Administration(OperationSet):
         """`GET /groups/{groupid}/lag`."""
         committed, own = await self._committed(call.grant, group), call.grant.names.own
         ends = await self._lookup.ends(committed.keys(), existing=True)
-        lags = {one: max(0, end - committed[one]) for one, end in sorted(ends.items())}
+        lags = {partition: max(0, end - committed[partition]) for partition, end in sorted(ends.items())}
         partitions = [
             {
-                "topic": own(one.topic),
-                "partition": one.partition,
-                "committed_offset": committed[one],
-                "end_offset": ends[one],
+                "topic": own(partition.topic),
+                "partition": partition.partition,
+                "committed_offset": committed[partition],
+                "end_offset": ends[partition],
                 "lag": lag,
             }
-            for one, lag in lags.items()
+            for partition, lag in lags.items()
         ]
         return control_answer(encode({"group": own(group), "lag": sum(lags.values()), "partitions": partitions}))
 

@@ -93,7 +93,7 @@ class TopicOperations(OperationSet):
         )
 
     async def cluster(self) -> dict[str, Any]:
-        """See `ClusterAdmin.cluster`."""
+        """Return Kafka's description of the cluster."""
         return await self._admin.cluster()
 
     async def _readable(self, grant: Grant) -> list[str]:

@@ -140,7 +140,7 @@ class ConfluentV2(OperationSet):
     async def list_assignments(self, call: Call, group: str, name: str) -> web.StreamResponse:
         """`GET .../assignments`."""
         member = self._consumers.find(call.grant, group, name).member
-        items = [_partition_item(one, call.grant.names) for one in member.assignment()]
+        items = [_partition_item(entry, call.grant.names) for entry in member.assignment()]
         return control_answer(encode({"partitions": items}))
 
     async def poll(self, call: Call, group: str, name: str) -> web.StreamResponse:
@@ -160,15 +160,15 @@ class ConfluentV2(OperationSet):
         body = await call.body()
         wanted = member.assignment()
         if body:
-            wanted = [TopicPartition(names.topic(one.topic), one.partition) for one in decode_partitions(body)]
-        for topic in {one.topic for one in wanted}:
+            wanted = [TopicPartition(names.topic(entry.topic), entry.partition) for entry in decode_partitions(body)]
+        for topic in {entry.topic for entry in wanted}:
             if not call.grant.subscribe.some(topic):
                 raise forbidden(f"inspect {topic}")
         found = await member.committed(wanted)
         offsets = [
-            {**_partition_item(one, names), "offset": found[one].offset, "metadata": found[one].metadata}
-            for one in dict.fromkeys(wanted)
-            if one in found
+            {**_partition_item(entry, names), "offset": found[entry].offset, "metadata": found[entry].metadata}
+            for entry in dict.fromkeys(wanted)
+            if entry in found
         ]
         return control_answer(encode({"offsets": offsets}))
 
@@ -176,15 +176,18 @@ class ConfluentV2(OperationSet):
         """`POST .../positions`: seeks to offsets, or to the first records that are not older than a timestamp."""
         member, topic = self._consumers.find(call.grant, group, name).member, call.grant.names.topic
         wanted = decode_positions(await call.body())
-        offsets = {TopicPartition(topic(one.topic), one.partition): one.offset for one in wanted.offsets}
-        times = {TopicPartition(topic(one.topic), one.partition): epoch_ms(one.timestamp) for one in wanted.timestamps}
+        offsets = {TopicPartition(topic(entry.topic), entry.partition): entry.offset for entry in wanted.offsets}
+        times = {
+            TopicPartition(topic(entry.topic), entry.partition): epoch_ms(entry.timestamp)
+            for entry in wanted.timestamps
+        }
         foreign = times.keys() - set(member.assignment())
         if foreign:
             raise NotAssignedError(foreign)
         if times:
             offsets |= await self._lookup.ends(times.keys())  # for partitions without such a record
         for timestamp in set(times.values()):
-            offsets |= await self._lookup.since([one for one in times if times[one] == timestamp], timestamp)
+            offsets |= await self._lookup.since([entry for entry in times if times[entry] == timestamp], timestamp)
         member.seek(offsets)
         return no_content()
 

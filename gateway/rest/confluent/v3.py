@@ -88,7 +88,7 @@ class RecordStream(Upload):
         self._report_data: dict[int, ReportData] = {}  # by token, of records that are not settled
 
     def feed(self, part: bytes | None) -> Iterator[None]:
-        """See `Upload`."""
+        """Take a part of the body, None at its end; yields where other work may run."""
         splitter = self._splitter
         if part is None:
             splitter.finish()

@@ -10,9 +10,7 @@ import asyncio
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from string import printable
 from typing import Annotated, Final
-from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -27,6 +25,7 @@ from gateway.kafka.groups.polled_member import MemberSettings, PolledMember
 from gateway.kafka.groups.progress import Chunk
 from gateway.kafka.groups.refusals import NotAssignedError
 from gateway.kafka.read.arrivals import Arrivals
+from gateway.rest.consume.instance import Instance
 from gateway.rest.consume.page_size import Shown, fill_page, page_size
 from gateway.rest.present import ABANDONED, BY_CLIENT, BY_SERVER, STOPPED
 from gateway.rest.server.answers import control_answer, no_content, own_address, records_answer
@@ -37,21 +36,20 @@ from gateway.rest.server.request_login import forbidden
 from gateway.rest.services import RestServices
 from gateway.security.identity import Identity
 from gateway.security.rights.authorization import Grant
-from gateway.views.clients import CONNECTION_LOG, SUBSCRIPTIONS, ClientView, SubscriptionView
+from gateway.views.clients import CONNECTION_LOG
 from gateway.views.presence import HTTP, Ended, Present
 from mapping.rest.outgoing import from_record
 from protocols.rest.consuming import (
     CreateConsumer,
     PartitionOffset,
     PollLimits,
-    TopicPattern,
     decode_create,
     decode_offsets,
     poll_limits,
 )
 from protocols.rest.errors import SHUTTING_DOWN, Fault, RestError, busy, not_found, too_many
 from protocols.rest.forwarded import base_uri, client_path, group_path, instance_path
-from protocols.rest.media import RECORD_TYPES, Format, accepts
+from protocols.rest.media import RECORD_TYPES, accepts
 from protocols.rest.responses import encode
 from telemetry.statistics import counter, gauge
 
@@ -71,7 +69,6 @@ MOST_PREFETCH: Final = 8 * 1024 * 1024
 HEARTBEATS: Final = 20  # a second, of all consumers; a new one gets a share
 SHORTEST_HEARTBEAT_S: Final = 3.0  # Kafka's default
 LEAST_PREFETCH: Final = 1024 * 1024
-_PLAIN: Final = printable.replace("/", "").replace("%", "")  # letters of a group's name that an id need not escape
 REAP_FRACTION: Final = 10  # an abandoned consumer is kept at most a tenth longer than `consumer_idle_s`
 
 
@@ -92,77 +89,6 @@ class ConsumersStatistics(msgspec.Struct):
     created_total: Annotated[int, counter("consumers created")] = 0
     reaped_total: Annotated[int, counter("abandoned consumers removed")] = 0
     records_total: Annotated[int, counter("records delivered by polls")] = 0
-
-
-class Instance:
-    """One consumer that a client created."""
-
-    socket = None  # its requests may come through any connection
-    subject = ""  # it is never paused
-
-    def __init__(  # noqa: PLR0917 - its parts
-        self, consumers: Consumers, group: str, name: str, embedded: Format, grant: Grant, member: PolledMember
-    ) -> None:
-        now = consumers.clock()
-        self.consumers = consumers
-        self.created_ms = consumers.wall_clock()
-        self.group = group
-        self.name = name
-        self.embedded = embedded
-        self.owner = grant.identity
-        self.grant = grant  # of the client's latest request
-        self.member = member
-        self.pattern: TopicPattern | None = None  # that selects its topics
-        self.polls = asyncio.Lock()  # one poll at a time; nothing else waits for it
-        self.used = now
-        self.users = 0  # requests in progress; it is not idle while there are any
-        self.unread: asyncio.Transport | None = None  # of a poll whose answer is being written
-        self.answered = now  # when the writing of that answer started
-        self.last_commit = now
-        self.wait_ms = 0  # default timeout of a poll, in the dialect that sets it with the consumer
-        self.closed = False
-        self.client = ""  # that it is counted for
-
-    # clients.Connected
-
-    @property
-    def identifier(self) -> str:
-        """See `gateway.views.clients.Connected`; unique for each group and name."""
-        return f"http/consumer/{quote(self.group, safe=_PLAIN)}/{self.name}"
-
-    @property
-    def principal(self) -> str:
-        """See `gateway.views.clients.Connected`."""
-        return self.owner.name
-
-    def view(self, *, whole: bool) -> ClientView:
-        """See `gateway.views.clients.Connected`."""
-        view = ClientView(
-            id=self.identifier,
-            protocol="http",
-            kind="consumer",
-            principal=self.owner.name,
-            since=self.created_ms / 1000,
-        )
-        if whole:
-            topics = sorted({*self.member.topics, *(place.topic for place in self.member.assignment())})
-            view.subscriptions = [SubscriptionView(topic) for topic in topics[:SUBSCRIPTIONS]]
-            view.subscriptions_total = len(topics)
-        return view
-
-    def kick(self) -> None:
-        """Delete it: commit the confirmed positions; later requests for it get 404."""
-        self.consumers.close(self)
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the client may no longer use the group."""
-        return self.grant.group("read", self.group) is False
-
-    def check_group(self) -> None:
-        """Raise RestError 403 if the client may no longer use the group."""
-        if self.is_refused:
-            raise forbidden(f"read in the group {self.grant.names.own(self.group)}")
 
 
 class Consumers(OperationSet):
@@ -237,8 +163,9 @@ class Consumers(OperationSet):
             del self._instances[key]
             self._places.leave(client)
             raise
-        instance = Instance(self, group, name, create.embedded, grant, member)
-        instance.client = client
+        instance = Instance(
+            group, name, create.embedded, grant=grant, member=member, client=client, now=self.clock(), close=self.close
+        )
         self._instances[key] = instance
         if self._draining:  # the shutdown started meanwhile
             await self._close(instance, delivered=False)
@@ -505,7 +432,7 @@ class Consumers(OperationSet):
             self._counts,
             instances=len(self._instances),
             sleeping=self._arrivals.sleepers,
-            leaderless=sum(one.member.leaderless for one in self._instances.values() if one is not None),
+            leaderless=sum(instance.member.leaderless for instance in self._instances.values() if instance is not None),
         )
 
 

@@ -18,6 +18,7 @@ from aiohttp import web
 from aiohttp.helpers import ETAG_ANY
 from aiokafka import TopicPartition
 
+from gateway.kafka.contracts import Subscriber
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader, Reading
 from gateway.net.http.http_server import SERVER
@@ -55,10 +56,8 @@ class RecordPagesStatistics(msgspec.Struct):
     unchanged_total: Annotated[int, counter("reads answered with 304, not changed")] = 0
 
 
-class Filling:
+class Filling(Subscriber):
     """A page that is being filled: a subscriber that accepts matching records until the page is full."""
-
-    lossy: Final = False
 
     def __init__(
         self, add: Callable[[Received], bool], limit: int, chosen: RecordFilter, allowed: Permission | None
@@ -241,7 +240,7 @@ class RecordPages(OperationSet):
             headers["Cache-Control"] = "private, no-cache"
             known = call.request.if_none_match or ()  # weak comparison (RFC 9110 section 13.1.2)
             is_any = call.request.headers.get("If-None-Match") == ETAG_ANY  # `known` has the tag "*" for it too
-            if is_any or any(one.value == tag for one in known):
+            if is_any or any(entity_tag.value == tag for entity_tag in known):
                 self._counts.unchanged_total += 1
                 del headers["Content-Type"]
                 return web.Response(status=304, headers=headers)

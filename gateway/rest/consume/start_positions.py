@@ -30,28 +30,28 @@ async def find_span(lookup: Lookup, topic: str, wanted: WantedPosition, default:
     """
     partitions = await lookup.partitions(topic)
     if wanted.partition is not None:
-        partitions = tuple(one for one in partitions if one.partition == wanted.partition)
+        partitions = tuple(place for place in partitions if place.partition == wanted.partition)
         if not partitions:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"Topic {topic} has no partition {wanted.partition}")
     # Query the ends first: records that are stored during the next query lie behind them.
     timed = wanted.timestamp is not None  # only the leader of a partition can look up a timestamp
     found = await lookup.ends(partitions, led=not timed) or await lookup.ends(partitions)
-    ends = {one.partition: end for one, end in found.items()}
+    ends = {place.partition: end for place, end in found.items()}
     if wanted.position is not None:
-        there = {one.partition for one in partitions}
+        there = {place.partition for place in partitions}
         for partition, offset in wanted.position.items():
             if offset > ends.get(partition, offset):
                 raise beyond_end(partition, offset, ends[partition])
             if partition not in there and wanted.partition is None:
                 raise RestError(416, f"Topic {topic} has no partition {partition}")
         start = {partition: wanted.position[partition] for partition in there if partition in wanted.position}
-        newer = [one for one in partitions if one.partition not in start]
+        newer = [place for place in partitions if place.partition not in start]
         if newer:
             firsts = dict.fromkeys(newer, 0) | await lookup.beginnings(newer, led=True)
-            start |= {one.partition: first for one, first in firsts.items()}
+            start |= {place.partition: first for place, first in firsts.items()}
         return Span(start, ends)
     if wanted.timestamp is not None:
         found = found | await lookup.since(partitions, wanted.timestamp)
     elif (wanted.edge or default) == BEGINNING:
         found = dict.fromkeys(partitions, 0) | await lookup.beginnings(partitions, led=True)
-    return Span({one.partition: offset for one, offset in found.items()}, ends)
+    return Span({place.partition: offset for place, offset in found.items()}, ends)

@@ -11,7 +11,8 @@ from aiohttp import web
 from aiokafka import TopicPartition
 
 from gateway.kafka.contracts import Refused
-from gateway.rest.consume.instances import Consumers, Instance
+from gateway.rest.consume.instance import Instance
+from gateway.rest.consume.instances import Consumers
 from gateway.rest.server.answers import control_answer, no_content
 from gateway.rest.server.call import Call
 from gateway.rest.server.operation_set import OperationSet

@@ -49,7 +49,7 @@ class MessageStream(Protocol):
 
     @property
     def share(self) -> str:
-        """See `gateway.security.identity.share_of`."""
+        """What the client is counted by in limits that clients share."""
 
     @property
     def has_capacity(self) -> bool:

@@ -293,7 +293,7 @@ class LiveSession(StreamSession):
 
     @property
     def may_leave(self) -> bool:
-        """See `gateway.views.drain.Departing`."""
+        """Whether all messages are answered."""
         return not self.unanswered
 
     def leave(self) -> None:

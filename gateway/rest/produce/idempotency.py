@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -34,8 +33,6 @@ from mapping.record import GW_REQUEST, Received, Record
 from protocols.rest.errors import INTERNAL_ERROR, RestError, busy, too_many, unprocessable
 from protocols.rest.responses import ErrorBody, Stored, encode, encode_results
 from telemetry.statistics import counter, gauge
-
-log = logging.getLogger(__name__)
 
 KEY_FIELD: Final = "Idempotency-Key"
 REPLAYED_FIELD: Final = "Idempotency-Replayed"

@@ -50,7 +50,7 @@ class LineUpload(Upload):
         self._splitter = LineSplitter(self._limit)
 
     def feed(self, part: bytes | None) -> Iterator[None]:
-        """See `Upload`."""
+        """Take a part of the body, None at its end; yields where other work may run."""
         for block in self._splitter.finish() if part is None else self._splitter.feed(part):
             if block is None:
                 self.take([ErrorBody(413, f"The line is longer than {self._limit} bytes")])
@@ -64,8 +64,10 @@ class LineUpload(Upload):
         if grant.publish.uniform(topic):  # checked again: rights may change during a long upload
             return found
         return [
-            one if isinstance(one, ErrorBody) or grant.publish(topic, one.key) else error_body(denied_key(grant, topic))
-            for one in found
+            item
+            if isinstance(item, ErrorBody) or grant.publish(topic, item.key)
+            else error_body(denied_key(grant, topic))
+            for item in found
         ]
 
 
@@ -206,9 +208,9 @@ class Uploads(OperationSet):
     def _end_slow(self) -> None:
         """End the slowest upload that comes too slowly, if there is one; only while others wait for a place."""
         config = self._config
-        slow = [one for one in self._active if one.is_slow(config.header_timeout_s, config.min_upload_rate)]
+        slow = [upload for upload in self._active if upload.is_slow(config.header_timeout_s, config.min_upload_rate)]
         if slow:
-            slowest = max(slow, key=lambda one: one.waited_s)
+            slowest = max(slow, key=lambda upload: upload.waited_s)
             slowest.content.set_exception(RestError(408, "The upload comes too slowly while others wait", close=True))
 
     def statistics(self) -> UploadsStatistics:

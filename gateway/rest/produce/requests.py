@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 from aiohttp import web
 
 from flowcontrol.budget import ConnectionBudget
-from gateway.kafka.contracts import Refused, Result
+from gateway.kafka.contracts import Owner, Refused, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.net.http.http_server import HttpConnection
@@ -102,7 +102,7 @@ class ProduceStatistics(msgspec.Struct, frozen=True):
     refused_total: Annotated[int, counter("produce requests refused before their body was read")]
 
 
-class Unacknowledged:
+class Unacknowledged(Owner):
     """The owner of records of `async=true` requests, which count against their connection's budget."""
 
     __slots__ = ("_storing", "budget")
@@ -125,13 +125,13 @@ class _Target(msgspec.Struct, frozen=True):
     embedded: Format
 
 
-class _Answers:
+class _Answers(Owner):
     """The owner of the records of direct requests with one record each. The token is the request.
 
     One owner for all of them: a batch of such records is one run, and needs no object for each request.
     """
 
-    protocol: Final = "http"
+    protocol = "http"
 
     def __init__(self, storing: Storing) -> None:
         self._storing = storing
@@ -219,7 +219,7 @@ class Produce(OperationSet):
             return await storing
 
     def _accepts(self, target: _Target, size: int) -> bool:
-        """See `direct_requests.Accepts`."""
+        """Whether a body of this size may be served directly now."""
         return size <= self._config.max_body_bytes and self._publisher.is_open(target.topic)
 
     def _begin(self, target: _Target, request: DirectRequest, grant: Grant, body: bytes) -> None:

@@ -17,7 +17,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from gateway.kafka.contracts import Result
+from flowcontrol.budget import ConnectionBudget
+from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.rest.produce.tickets import failure_of
@@ -32,13 +33,13 @@ RECHECK_S: Final = 1.0
 """Seconds after which a waiting upload checks again: a topic that was re-created has a new budget."""
 
 
-class Upload(abc.ABC):
+class Upload(Owner, abc.ABC):
     """One request whose records are stored and reported while it is sent.
 
     A subclass splits the body. It also makes the reports of another dialect: `stored`, `failed` and `ended`.
     """
 
-    protocol: Final = "http"
+    protocol = "http"
 
     def __init__(self, publisher: Publisher, topic: str, most_refused: int) -> None:
         """Publish to `topic`; the caller must call `close` at the end. Break off at `most_refused` bad records, if any.
@@ -46,7 +47,7 @@ class Upload(abc.ABC):
         With 0 there is no limit.
         """
         # bytes and records in flight of this upload; see `Publisher.submit`
-        self.budget = publisher.budgets.connection()
+        self.budget: ConnectionBudget = publisher.budgets.connection()
         self.taken = 0  # records so far, including refused ones
         self.failures = 0  # records that were not stored
         self._most_refused = most_refused
@@ -97,13 +98,15 @@ class Upload(abc.ABC):
         """
         records: list[Record] = []
         tokens: list[int] = []
-        for one in found:
-            if isinstance(one, Record):
-                records.append(one)
+        for record in found:
+            if isinstance(record, Record):
+                records.append(record)
                 tokens.append(self.taken)
                 self._reports.append(None)
             else:
-                self._reports.append(self.failed(self.taken, one.error_code, one.message, one.validation_errors))
+                self._reports.append(
+                    self.failed(self.taken, record.error_code, record.message, record.validation_errors)
+                )
                 self.failures += 1
                 self._refused += 1
             self.taken += 1

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Owner, Result
 from gateway.kafka.publish.publisher import Publisher
 from gateway.kafka.publish.sender_partitions import RememberedSender
 from gateway.rest.server.request_login import forbidden
@@ -21,11 +21,11 @@ NOT_THIS_KEY: Final = "with this key"
 _STATUS_BUSY: Final = ANSWERS[Outcome.BUSY].http
 
 
-class Results:
+class Results(Owner):
     """The results of a request's records. It is the records' owner; their tokens are their indexes in the request."""
 
     __slots__ = ("_left", "failed", "principal", "results")
-    protocol: Final = "http"
+    protocol = "http"
 
     def __init__(self, count: int, principal: str) -> None:
         self.principal = principal  # the client's; see `Publisher.submit`
@@ -80,7 +80,7 @@ class Ticket(Results):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def complete(self) -> None:
-        """See `Results`."""
+        """All records have a result: let the request go on."""
         if not self.done.done():  # it is cancelled if the client has disconnected
             self.done.set_result(None)
 

@@ -44,7 +44,7 @@ def audit_denied(connection: HttpConnection | Pump, grant: Grant | None, reason:
     """Write that a client was denied an action; `reason` is the error text that it gets."""
     if audit.enabled:
         wanted = reason.removeprefix(NOT_ALLOWED)
-        begin, what = next((one for one in WORDS if wanted.startswith(one[0])), (wanted, "admin"))
+        begin, what = next((words for words in WORDS if wanted.startswith(words[0])), (wanted, "admin"))
         on = wanted.removeprefix(begin).partition(" ")[0]  # topic names have no spaces
         audit.denied(where_of("http", connection), grant.identity.name if grant else "", what, on, reason)
 

@@ -99,7 +99,7 @@ class Call:
         return body
 
     def enter(self, overload: OverloadGuard, topic: str) -> ProduceSlot:
-        """See `OverloadGuard.enter`."""
+        """Count the request among those that produce to a topic; RestError 429 or 503 if it may not."""
         return overload.enter(topic, self.connection, self.request.content_length or 0, self.grant.identity)
 
     def pieces(self, idle_s: float) -> AsyncIterator[bytes]:

@@ -69,7 +69,7 @@ class KnownRequest:
         self.begin = begin
 
     def serve(self, connection: HttpConnection, body: bytes) -> bool:
-        """See `net.http_server.DirectHandler`."""
+        """Start to serve a request with the known head; False if it must be parsed."""
         dispatcher = self.dispatcher
         if dispatcher.draining or connection.leaving or not self.accepts(len(body)):
             return False

@@ -53,4 +53,4 @@ class ListedConnection:
 
 def listed(connections: Iterable[object]) -> Iterable[ListedConnection]:
     """Return a lazy list of an `HttpServer`'s connections."""
-    return (ListedConnection(cast("HttpConnection", one)) for one in connections)
+    return (ListedConnection(cast("HttpConnection", connection)) for connection in connections)

@@ -168,16 +168,16 @@ class ProduceSlot:
 
     @property
     def subject(self) -> str:
-        """See `gateway.views.flow.Flowing`."""
+        """The connection's name in `gateway.views.pauses`."""
         return subject("http", self._principal, self._connection.peer)
 
     @property
     def load(self) -> int:
-        """See `gateway.views.flow.Flowing`."""
+        """Bytes in flight to Kafka."""
         return self._size if self.budget is None else self.budget.bytes
 
     def flow(self) -> ConnectionFlow:
-        """See `gateway.views.flow.Flowing`. A request has no window: all its records are in flight."""
+        """Return its flow. A request has no window: all its records are in flight."""
         budget, transport = self.budget, self._connection.transport
         records = self.records if budget is None else budget.records
         return ConnectionFlow(

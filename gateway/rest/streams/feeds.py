@@ -9,11 +9,11 @@ only once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from gateway.kafka.contracts import Subscriber
+from gateway.kafka.contracts import Fanout, Subscriber
 from gateway.kafka.read.live_reader import LiveReader
 from gateway.security.rights.permissions import Permission
 from mapping.record import Received
@@ -44,7 +44,7 @@ class Sink(Protocol):
         """Report that retention has deleted `lost` records that the client requested."""
 
 
-class Feed:
+class Feed(Fanout):
     """One topic that is read at the end of the log, and its streams."""
 
     def __init__(self, topic: str) -> None:
@@ -62,15 +62,16 @@ class Feed:
         self._encoded: dict[Form, bytes] = {}
         self._position: str | None = None
 
-    def select(self, record: Received) -> Collection[tuple[Subscriber, None]]:
+    def select(self, records: Sequence[Received], at: int) -> tuple[Collection[tuple[Subscriber, None]], int]:
         """Return every stream of the topic, and keep the record for `encoded` (`contracts.Fanout`)."""
+        record = records[at]
         self.offsets[record.partition] = record.offset + 1
         self._record = record
         self._encoded.clear()
         self._position = None
         if self._selected is None:
             self._selected = tuple(self.subscribers.items())  # a copy, as a stream may leave during an offer
-        return self._selected
+        return self._selected, 1
 
     def add(self, subscriber: FeedSubscriber) -> None:
         """Offer the records to a stream from now on."""
@@ -113,10 +114,8 @@ class Feed:
         return self._position
 
 
-class FeedSubscriber:
+class FeedSubscriber(Subscriber):
     """One stream: a subscriber of a topic for the records that the client chose and may read."""
-
-    lossy: Final = False
 
     feed: Feed  # once it has joined
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from flowcontrol.budget import ReceiverBudget
+from gateway.kafka.contracts import Subscriber
 from gateway.kafka.groups.membership import Membership, OffsetReset
 from gateway.rest.services import RestServices
 from gateway.security.rights.authorization import Grant
@@ -32,10 +33,9 @@ class GroupReceiver(Protocol):
         """The subject under which pauses of its connection are reported."""
 
 
-class GroupSubscriber:
+class GroupSubscriber(Subscriber):
     """A group's subscriber that delivers to one stream. It accepts no records before it has joined."""
 
-    lossy: Final = False
     position: Final = ""  # none: a group continues at its committed offsets
 
     def __init__(self, receiver: GroupReceiver, chosen: RecordFilter, services: RestServices) -> None:

@@ -47,7 +47,7 @@ class StreamSession(ConnectedClient):
         self.services = streams.services
         self.connection = connection
         self.grant = call.grant
-        self.identity = call.grant.identity
+        self.identity, self.principal = call.grant.identity, call.grant.identity.name
         self.limits = call.connection.limits  # the session's own from `connected` on
         self.streams: Streams[Any] | None = None  # that count it, while it is open
         self._presence = streams.services.presence

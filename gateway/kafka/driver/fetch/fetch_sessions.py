@@ -150,7 +150,7 @@ class SessionFetcher(PacedFetcher):
         super().__init__(*arguments, **settings)
 
     def seek_to(self, tp: TopicPartition, offset: int) -> None:
-        """See aiokafka."""
+        """Move the position, and name the partition in the next fetch."""
         super().seek_to(tp, offset)
         self._note(tp)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Collection
 from typing import Any, Final
 
 import aiokafka.consumer.consumer
+import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from gateway.kafka.driver.wire import NO_LEADER
 from mapping.record import Received
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 NUDGE_S: Final = 0.2
 """How often the fetcher is woken while `fetch` waits. When a fetch ends in the same turn of the event loop in which
@@ -41,7 +41,7 @@ class NearerReplicas(dict[TopicPartition, tuple[int, float]]):
         super().__setitem__(place, copy)
 
     def pop(self, place: TopicPartition, *default: Any) -> Any:
-        """See `dict`."""
+        """Remove a partition, and count that it has moved to another replica."""
         self.popped = place if place in self else None
         self.moves += place in self
         return super().pop(place, *default)
@@ -86,7 +86,7 @@ class PacedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka carries no types
         except KafkaError:
             raise
         except Exception as error:  # names other partitions, or lacks fields
-            log.warning("an answer of node %s does not fit its fetch: %r", node_id, error)
+            log.warning("an answer does not fit its fetch", node=node_id, error=repr(error))
             await asyncio.sleep(self._retry_backoff)
             return False
 
@@ -111,7 +111,9 @@ class _LeaderlessLog:
         for topic, number in sorted(lacking)[:1]:
             self._logged_at = now
             log.warning(
-                "%d partitions have no leader, such as %s-%d; the others are being read", len(lacking), topic, number
+                "partitions have no leader; the others are being read",
+                count=len(lacking),
+                such_as=f"{topic}-{number}",
             )
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Annotated, Final
 
 import msgspec
+import structlog
 
 from gateway.runtime.failures import Repeats
 from kafka_records.fetched_records import Unreadable
 from telemetry.statistics import counter
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 LOG_INTERVAL_S: Final = 60.0
 PARTITIONS_KEPT: Final = 1000
@@ -39,11 +39,11 @@ class UnreadableCounter:
         self._offsets += what.behind - what.first
         held = self._repeats.suppressed(what.partition)
         if held is not None:
-            more = f" ({held} more in this partition)" if held else ""
-            log.error("nothing can read %s; readers step over it%s", what, more)
+            more = {"more_in_this_partition": held} if held else {}
+            log.error("nothing can read a batch or record; readers step over it", what=str(what), **more)
 
     def statistics(self) -> UnreadableStatistics:
-        """See `UnreadableStatistics`."""
+        """Return the counts so far."""
         return UnreadableStatistics(self._batches, self._offsets)
 
 

@@ -12,10 +12,10 @@ possible, when the request is encoded; only the write itself follows.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
+import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition, errors
 from aiokafka.client import ConnectionGroup
 from aiokafka.producer.message_accumulator import MessageBatch
@@ -27,7 +27,7 @@ from gateway.kafka.driver.produce.batch_builder import WrittenBatch
 from gateway.runtime.failures import failures
 from gateway.runtime.spawn import start_contained
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 NOT_STORED: Final = (errors.NotEnoughReplicasError, errors.NodeNotReadyError)
 """Errors after which a batch is in no log. After others it may be: a leader that has lost its leadership while it
@@ -39,11 +39,11 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         """Take the place of the producer's own sender."""
-        theirs = producer._sender
+        replaced = producer._sender
         super().__init__(
-            producer.client, acks=theirs._acks, txn_manager=producer._txn_manager,
-            message_accumulator=producer._message_accumulator, retry_backoff_ms=1000 * theirs._retry_backoff,
-            request_timeout_ms=theirs._request_timeout_ms,
+            producer.client, acks=replaced._acks, txn_manager=producer._txn_manager,
+            message_accumulator=producer._message_accumulator, retry_backoff_ms=1000 * replaced._retry_backoff,
+            request_timeout_ms=replaced._request_timeout_ms,
         )  # fmt: skip
         self.is_over = False
         self._limit = producer._max_request_size
@@ -204,7 +204,7 @@ class InFlight(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka carries
         return len(named) == len(batches) and batches.keys() == set(named)
 
     def _fail(self, error: errors.KafkaError) -> None:
-        log.warning("a produce request to node %s has failed: %r", self._node, error)
+        log.warning("a produce request has failed", node=self._node, error=repr(error))
         if error.invalid_metadata:
             self._client.force_metadata_update()
         for batch in self._batches.values():

@@ -31,6 +31,9 @@ class _LogSubscriber(msgspec.Struct, eq=False):
         """How many records the member accepts."""
         return 0 if self.member.resting else self.member.subscriber.demand
 
+    def pause_reason(self) -> None:
+        """Others report the pause."""
+
     def offer_nowait(self, record: Received, context: object = None) -> bool:
         """Accept or skip a record from the log; False when the member has no capacity."""
         return self.offer(self.member, record)

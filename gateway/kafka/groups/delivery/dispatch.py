@@ -108,7 +108,7 @@ class Dispatch:
         return member
 
     def change_topics(self, name: Hashable, topics: Collection[str]) -> None:
-        """See `Pools.change_topics`."""
+        """Change the topics of a pool, and offer parked records to those that want them now."""
         self._pools.change_topics(name, topics)
         self._sort_parked()
 
@@ -192,7 +192,7 @@ class Dispatch:
                 self.returned.set()
 
     def requeue(self, member: Member, record: Received, *, failed: bool, at_once: bool = False) -> None:
-        """See `Membership.requeue`."""
+        """Take a record back from a member, to be delivered again."""
         delivery = self._take_back(member, record)
         if delivery is None:
             return
@@ -206,7 +206,7 @@ class Dispatch:
         self._changed()
 
     def decline(self, member: Member, record: Received, *, failed: bool = False, keep: bool = False) -> None:
-        """See `Membership.decline`."""
+        """Take a record back that the member does not want, to be offered to others."""
         delivery = self._take_back(member, record)
         if delivery is None:
             return

@@ -4,55 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable
+from typing import Any
 
 from gateway.kafka.driver.outage import Outage
 from tests.support.gateway import GatewayProcess
 from tests.support.waiting import wait_until
 
 
-def test_one_line_a_minute_names_who_has_noticed(caplog) -> None:
+def test_one_line_a_minute_names_who_has_noticed(logged: list[Any]) -> None:
     now = 1000.0
     outage = Outage(lambda: now)
-    with caplog.at_level(logging.WARNING):
-        for second in range(150):
-            now = 1000.0 + second
-            outage.notice("tail", "refused")
-            outage.notice("topics", "refused")
-            assert outage.lasts
-    assert [record.getMessage() for record in caplog.records] == [
-        "Kafka has not answered for 0 s (tail): refused",
-        "Kafka has not answered for 60 s (tail, topics): refused",
-        "Kafka has not answered for 120 s (tail, topics): refused",
+    for second in range(150):
+        now = 1000.0 + second
+        outage.notice("tail", "refused")
+        outage.notice("topics", "refused")
+        assert outage.lasts
+    assert {line["event"] for line in logged} == {"Kafka does not answer"}
+    assert [(line["for_s"], line["parts"], line["reason"]) for line in logged] == [
+        (0, "tail", "refused"),
+        (60, "tail, topics", "refused"),
+        (120, "tail, topics", "refused"),
     ]
     now += 121
     assert not outage.lasts
 
 
-def test_a_frozen_kafka_is_one_outage_until_it_answers(caplog) -> None:
+def test_a_frozen_kafka_is_one_outage_until_it_answers(logged: list[Any]) -> None:
     """Each attempt runs into its timeouts, so that failures are a minute apart."""
     now = 1000.0
     outage = Outage(lambda: now)
     outage.end()
-    with caplog.at_level(logging.INFO):
-        for second in (0, 62, 124):
-            now = 1000.0 + second
-            outage.notice("topics", "silent")
-            assert outage.lasts
-        now += 10
-        outage.end()
-        assert not outage.lasts
-        outage.end()
-        now += 10
-        outage.notice("topics", "silent again")  # within the minute, so neither it nor its end is logged
-        outage.end()
-    assert [record.getMessage() for record in caplog.records] == [
-        "Kafka has not answered for 0 s (topics): silent",
-        "Kafka has not answered for 62 s (topics): silent",
-        "Kafka has not answered for 124 s (topics): silent",
-        "Kafka answers again, after 134 s",
+    for second in (0, 62, 124):
+        now = 1000.0 + second
+        outage.notice("topics", "silent")
+        assert outage.lasts
+    now += 10
+    outage.end()
+    assert not outage.lasts
+    outage.end()
+    now += 10
+    outage.notice("topics", "silent again")  # within the minute, so neither it nor its end is logged
+    outage.end()
+    *away, back = logged
+    assert [(line["for_s"], line["parts"], line["reason"]) for line in away] == [
+        (0, "topics", "silent"),
+        (62, "topics", "silent"),
+        (124, "topics", "silent"),
     ]
+    assert (back["event"], back["after_s"]) == ("Kafka answers again", 134)
 
 
 async def test_a_gateway_whose_kafka_is_away_logs_little_however_often_it_tries(

@@ -3,11 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowcontrol.budget import Budget, ConnectionBudget
+from gateway.kafka.contracts import Owner
 from gateway.kafka.publish.batch import Batch
 from gateway.kafka.publish.batch_format import CODECS
 
 
-class Person:
+class Person(Owner):
     def __init__(self, budget):
         self.budget = budget
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import logging
 import random
 import time
 import uuid
@@ -10,7 +9,7 @@ import uuid
 import msgspec
 import pytest
 
-from gateway.kafka.contracts import Refused
+from gateway.kafka.contracts import Owner, Refused
 from gateway.kafka.publish.partitioner import partition_of
 from gateway.settings.config import BudgetConfig, KafkaConfig
 from mapping.outcomes import Outcome
@@ -339,8 +338,8 @@ async def test_the_budget_shuts_the_gate_and_opens_it_again(bootstrap, new_topic
         assert topic_gate.is_open
 
 
-async def test_an_owner_that_raises_does_not_affect_others(bootstrap, new_topic, kit, caplog):
-    class Broken:
+async def test_an_owner_that_raises_does_not_affect_others(bootstrap, new_topic, kit, logged):
+    class Broken(Owner):
         def settle(self, tokens, offsets, result):
             raise RuntimeError("broken owner")
 
@@ -348,13 +347,12 @@ async def test_an_owner_that_raises_does_not_affect_others(bootstrap, new_topic,
     async with kit(bootstrap) as k:
         await k.publisher.topic(topic)
         owner = k.recorder()
-        with caplog.at_level(logging.ERROR, "gateway.kafka.publish.publisher"):
-            k.submit(Record(topic, b"k", b"v"), owner, 1)
-            k.publisher.submit(Record(topic, b"k", b"v"), Broken(), 2)
-            k.submit(Record(topic, b"k", b"v"), owner, 3)
-            await k.until(lambda: len(owner.fates) == 2)
-        assert len([record for record in caplog.records if record.name == "gateway.runtime.failures"]) == 1
-        assert "Broken: 1 tokens not settled" in caplog.text
+        k.submit(Record(topic, b"k", b"v"), owner, 1)
+        k.publisher.submit(Record(topic, b"k", b"v"), Broken(), 2)
+        k.submit(Record(topic, b"k", b"v"), owner, 3)
+        await k.until(lambda: len(owner.fates) == 2)
+        (line,) = [line for line in logged if line["event"] == "an unexpected failure was contained"]
+        assert line["what"] == "Broken: 1 tokens not settled"
     assert k.publisher.statistics().records[Outcome.STORED] == 3
 
 
@@ -473,7 +471,7 @@ async def test_drain_waits_for_what_an_owner_submits_as_it_settles(bootstrap, ne
     async with kit(bootstrap) as k:
         last = k.recorder()
 
-        class Chain:
+        class Chain(Owner):
             """Submits a second record when the first is stored."""
 
             def settle(self, tokens, offsets, result):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.kafka.cluster.topic_info import TopicIdentity
-from gateway.kafka.contracts import Subscriber
+from gateway.kafka.contracts import Fanout, Subscriber
 from gateway.kafka.read.distributor import PIECE_BYTES, PIECE_RECORDS, Distributor
 from gateway.kafka.read.watched_topics import Watch, WatchedPartition, WatchedTopic
 from mapping.record import Received
@@ -26,26 +26,27 @@ def records(values: Sequence[bytes]) -> list[Received]:
     return [Received("fan", None, value, (), 0, 0, FIRST + number) for number, value in enumerate(values)]
 
 
-class Chooser:
+class Chooser(Fanout):
     """Selects by the first byte of a record."""
 
     def __init__(self, sinks: dict[int, list[Sink]]) -> None:
         self.sinks = sinks
 
-    def select(self, record: Received) -> list[tuple[Sink, None]]:
-        assert record.value is not None
-        return [(sink, None) for sink in self.sinks.get(record.value[0], ())]
+    def select(self, records: Sequence[Received], at: int) -> tuple[list[tuple[Sink, None]], int]:
+        value = records[at].value
+        assert value is not None
+        return [(sink, None) for sink in self.sinks.get(value[0], ())], 1
 
 
 class RunChooser(Chooser):
     """Selects for a run of records with the same first byte."""
 
-    def select_run(self, found: Sequence[Received], at: int) -> tuple[list[tuple[Sink, None]], int]:
-        first, count = found[at].value, 1
+    def select(self, records: Sequence[Received], at: int) -> tuple[list[tuple[Sink, None]], int]:
+        first, count = records[at].value, 1
         assert first is not None
-        while at + count < len(found) and (found[at + count].value or b"")[0] == first[0]:
+        while at + count < len(records) and (records[at + count].value or b"")[0] == first[0]:
             count += 1
-        return self.select(found[at]), count
+        return super().select(records, at)[0], count
 
 
 class Bench:
@@ -140,9 +141,9 @@ def test_cheap_records_are_handed_over_together_up_to_a_limit() -> None:
     sizes: list[int] = []
 
     class Counting(RunChooser):
-        def select_run(self, found: Sequence[Received], at: int) -> tuple[list[tuple[Sink, None]], int]:
-            chosen, count = super().select_run(found, at)
-            sizes.append(sum(len(one.value or b"") for one in found[at : at + count]))
+        def select(self, records: Sequence[Received], at: int) -> tuple[list[tuple[Sink, None]], int]:
+            chosen, count = super().select(records, at)
+            sizes.append(sum(len(record.value or b"") for record in records[at : at + count]))
             return chosen, count
 
     bench = Bench(Counting({ord("a"): [Sink()]}))

@@ -290,7 +290,7 @@ async def test_a_session_resumes_from_stored_positions(readers, producer, new_to
 
 
 async def test_retention_that_passes_a_slow_subscriber_is_a_counted_gap(
-    readers, producer, new_topic, admin, caplog
+    readers, producer, new_topic, admin, logged
 ) -> None:
     topic = await new_topic(partitions=1)
     sink = readers.Sink(10)
@@ -304,7 +304,7 @@ async def test_retention_that_passes_a_slow_subscriber_is_a_counted_gap(
     await readers.wait_until(lambda: readers.live_reader.statistics().behind == 0)
     assert [record.offset for record in sink.got] == [*range(10), *range(60, 100)]
     assert readers.catch_up_reader.statistics().gaps == 50
-    assert sum("50 records are lost" in message for message in caplog.messages) == 1
+    assert [line["lost"] for line in logged if line["event"] == "catch-up reader: an offset is gone"] == [50]
 
 
 async def test_records_of_an_aborted_transaction_are_not_messages(readers, producer, new_topic) -> None:

@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from gateway.kafka.cluster.lookup import Lookup
 from gateway.kafka.cluster.topics import Topics
-from gateway.kafka.contracts import Refused
+from gateway.kafka.contracts import Fanout, Refused
 from gateway.kafka.driver.client_settings import client_settings
 from gateway.kafka.read.arrivals import Arrivals
 from gateway.kafka.read.catch_up_reader import CatchUpReader
@@ -50,9 +50,9 @@ class Parts:
         self.live_reader = LiveReader(client_settings(config, "tail"), self.spawn, self.lookup, self.catch_up_reader)
         self.router = Router(Rules(), self.topics, self.live_reader, self.spawn)
         self.seen: list[bytes | None] = []
-        self.router.select_run = self._select_run  # type: ignore[method-assign]
+        self.router.select = self._select  # type: ignore[method-assign]
 
-    def _select_run(self, records: Sequence[Received], at: int) -> tuple[tuple[()], int]:
+    def _select(self, records: Sequence[Received], at: int) -> tuple[tuple[()], int]:
         self.seen.append(records[at].value)
         return (), 1
 
@@ -195,10 +195,10 @@ async def test_what_is_stored_in_a_new_topic_before_it_is_found_is_not_missed(
         await produce(bootstrap, name, [b"1 " + name.encode(), b"2 " + name.encode()])
     other: list[bytes | None] = []
 
-    class Other:
-        def select(self, record: Received) -> tuple[()]:
-            other.append(record.value)
-            return ()
+    class Other(Fanout):
+        def select(self, records: Sequence[Received], at: int) -> tuple[tuple[()], int]:
+            other.append(records[at].value)
+            return (), 1
 
     await parts.live_reader.watch(names[0], Other())  # it wants what comes from now on, and is there before
     await parts.topics.refresh()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 from flowcontrol.budget import ConnectionBudget
 from gateway.kafka.cluster.lookup import Lookup
-from gateway.kafka.contracts import Result
+from gateway.kafka.contracts import Fanout, Result
 from gateway.kafka.read.catch_up_reader import CatchUpReader
 from gateway.kafka.read.distributor import Distributor
 from gateway.kafka.read.live_reader import LiveReader
@@ -122,9 +122,9 @@ async def test_a_frozen_tail_holds_no_longer_either(bootstrap: str, new_topic: A
     live_reader = LiveReader(kafka, spawn, lookup, catch_up_reader)
     said: list[str] = []
 
-    class Nobody:
-        def select(self, record: Received) -> tuple[()]:
-            return ()
+    class Nobody(Fanout):
+        def select(self, records: Sequence[Received], at: int) -> tuple[tuple[()], int]:
+            return (), 1
 
     try:
         await live_reader.watch(topic, Nobody())

@@ -14,7 +14,7 @@ from protocols.rest.media import Format
 @pytest.mark.parametrize(("size", "kept"), [(10, SHARED_FORMS), (SHARED_BYTES, 1)])
 def test_the_forms_of_the_latest_record_are_bounded(size: int, kept: int) -> None:
     feed = Feed("t")
-    feed.select(Received("t", None, b'"%b"' % (b"x" * size), (), 0, 0, 0))
+    feed.select([Received("t", None, b'"%b"' % (b"x" * size), (), 0, 0, 0)], 0)
     make = live_form.__wrapped__  # without its own cache
     forms = [make(Format.JSON, f"name {number}", Names()) for number in range(SHARED_FORMS + 20)]
     sent = [feed.encoded(form) for form in forms]
