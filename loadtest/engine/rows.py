@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaProducer
 
 from loadtest.clients.amqp import Sender, transfers
 from loadtest.clients.amqp_receiver import Receiver
-from loadtest.clients.http_plain import Connection
+from loadtest.clients.http_wire import Connection
 from loadtest.clients.joining import join_all
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic, store

@@ -133,5 +133,5 @@ def make_sender(
     if load.protocol == "amqp":
         transfers = amqp.transfers(payloads, load.kind or keyed(key))
         return amqp.Sender(f"{load.name}-{key}", topic, transfers, pace, acknowledge)
-    posts = rest.requests("load", topic, payloads, batch=load.batch, key=key)
+    posts = rest.requests(topic, payloads, batch=load.batch, key=key)
     return rest.Producer(posts, len(payloads), pace, acknowledge, batch=load.batch)

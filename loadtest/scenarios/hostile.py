@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -42,9 +43,10 @@ GROWTH: Final = 64 * MIB
 """Memory that large messages of several connections may leave in the allocator."""
 WARM_UP: Final = 0.2
 """Share of the attacks before the first measurement: caches fill, Kafka's connections open."""
+ERROR: Final = re.compile(r'^.*"level": "(?:error|critical)".*$', re.MULTILINE)
 REPLIES: Final = "replies"  # the topic of temporary queues; it may exist already
-BACK: Final = ("trivium_http_consumers_instances", "trivium_http_produce_active")
-"""Metrics that must return to 0 while the honest client pauses between its requests."""
+BACK: Final = ("trivium_http_connections", "trivium_http_consumers_instances", "trivium_http_produce_active")
+"""Metrics that must return to 0 when the honest clients have left."""
 
 
 async def _assault(stand: Stand, gateway: GatewayProcess, attacks: Callable[[float], Awaitable[None]]) -> None:
@@ -75,6 +77,7 @@ async def fuzz(stand: Stand, plan: Fuzz) -> None:
         address = gateway.address("amqp")
         conversations = Conversations(stand.problems.append, address, await record(address, topic), plan)
         await _assault(stand, gateway, conversations.storm)
+        stand.problems += [f"the log says {line[:2000]}" for line in ERROR.findall(gateway.log.read_text())[:3]]
     stand.rows[-1] |= dict(conversations.ended)
 
 
