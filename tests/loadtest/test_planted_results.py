@@ -10,6 +10,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from loadtest.clients.crowd.devices import PresenceTopic
+from loadtest.clients.crowd.readers import Reader
 from loadtest.clients.topics import create_topic
 from loadtest.engine.rows import BAD, sent_columns
 from loadtest.engine.stand import Stand
@@ -18,10 +19,11 @@ from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
 from loadtest.scenarios.presence import Plan, Presence
+from loadtest.scenarios.soak import judge
 from loadtest.spark import readings, replay
 from loadtest.spark.lakes import Found
 from loadtest.spark.proofs import Newest, Value, compare
-from loadtest.verify import Verdict
+from loadtest.verify import Ledger, Verdict
 
 AT = 1_700_000_000_000
 
@@ -123,6 +125,25 @@ def test_presence(tmp_path: Path) -> None:
     topic.take("mqtt/run-1", {"state": "offline", "epoch": 1})  # older, behind the newer one
     assert [problem.partition(" is ")[0] for problem in presence.wrong(topic)] == ["mqtt/run-0"] * 2 + ["mqtt/run-1"]
     assert topic.stale == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "quality", "found"),
+    [
+        ([0, 1, 2], 1, []),
+        ([0, 2], 1, ["1 of 3 acknowledged messages are lost"]),
+        ([0, 2], 0, []),
+        ([0, 1, 1, 2], 1, ["1 messages are stored more than once"]),
+        ([1, 0, 2], 0, ["1 of 3 messages are out of order"]),
+    ],
+)
+def test_a_reader_of_the_soak(numbers: list[int], quality: int, found: list[str]) -> None:
+    numbering, ledger = Numbering(), Ledger()
+    ledger.acknowledge_run(7, 0, 3)
+    reader = Reader(numbering)
+    for number in numbers:
+        reader.take(numbering.payload(7, number, 50))
+    assert judge(reader, ledger, quality) == found
 
 
 def test_a_row_of_a_table() -> None:

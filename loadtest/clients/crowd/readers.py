@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
@@ -14,6 +15,8 @@ from loadtest.beside import beside
 from loadtest.clients import amqp_receiver, mqtt
 from loadtest.clients.joining import join
 from loadtest.gateway import GatewayProcess
+from loadtest.numbering import Numbering
+from loadtest.verify import Arrivals
 
 RECORDS: Final = "application/vnd.kafka.text.v2+json"
 CONSUMERS: Final = "application/vnd.kafka.v2+json"
@@ -21,21 +24,24 @@ READ_BYTES: Final = 1 << 20
 
 
 class Reader:
-    """Counts what a receiver of a course got.
+    """What a receiver of a course got.
 
     Attributes:
         got: number of messages.
         moved: when the last one came, `time.monotonic`.
+        arrivals: the messages.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, numbering: Numbering) -> None:
         self.got = 0
         self.moved = time.monotonic()
+        self.arrivals = Arrivals(numbering)
 
-    def take(self, count: int = 1) -> None:
-        """Count messages."""
-        self.got += count
+    def take(self, payload: bytes) -> None:
+        """Count a message."""
+        self.got += 1
         self.moved = time.monotonic()
+        self.arrivals.take(payload)
 
 
 Open = Callable[[str, str, Reader], contextlib.AbstractAsyncContextManager[None]]
@@ -60,7 +66,7 @@ class Readers:
     @contextlib.asynccontextmanager
     async def subscriber(self, topic: str, prefix: str, reader: Reader) -> AsyncIterator[None]:
         """Subscribe at QoS 1."""
-        one = mqtt.Subscriber(f"{prefix}-s", f"{topic}/#", 1, lambda _: reader.take())
+        one = mqtt.Subscriber(f"{prefix}-s", f"{topic}/#", 1, reader.take)
         await join(one, self._gateway.address("mqtt"))
         await asyncio.wait_for(asyncio.shield(one.subscribed), self._patience)
         try:
@@ -71,7 +77,9 @@ class Readers:
     @contextlib.asynccontextmanager
     async def receiver(self, topic: str, prefix: str, reader: Reader) -> AsyncIterator[None]:
         """Accept what an AMQP link delivers."""
-        one = amqp_receiver.Receiver(f"{prefix}-r", topic, size=self._size, on_message=lambda *_: reader.take())
+        one = amqp_receiver.Receiver(
+            f"{prefix}-r", topic, size=self._size, on_message=lambda payload, _: reader.take(payload)
+        )
         await join(one, self._gateway.address("amqp"))
         await asyncio.wait_for(asyncio.shield(one.attached), self._patience)
         try:
@@ -95,7 +103,7 @@ class Readers:
             async def listen() -> None:
                 async for line in answer.content:
                     if line.startswith(b"data:"):
-                        reader.take()
+                        reader.take(str(json.loads(line[len(b"data:") :])["value"]).encode())
 
             async with beside(listen()):
                 yield
@@ -126,7 +134,8 @@ class Readers:
                         answer.raise_for_status()
                         records: list[Any] = await answer.json(content_type=None)
                     for one in self._polling:
-                        one.take(len(records))
+                        for record in records:
+                            one.take(str(record["value"]).encode())
 
             async with beside(poll()):
                 yield
