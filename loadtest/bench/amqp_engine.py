@@ -1,27 +1,22 @@
-"""CPU time of an incoming AMQP transfer up to Kafka and of an outgoing delivery, compared with a lower bound.
+"""CPU time per AMQP message, in and out, for messages in several forms and as real clients send them.
 
-    python -m loadtest.bench.amqp_engine
+    python -m loadtest.bench.amqp_engine [--rounds 7] [NAME ...]
 
-Each row is the median of several runs, in microseconds of CPU per message, for unsettled transfers with 100-byte bodies
-in reads of 64 KiB, with a link credit of 1,000 and batched dispositions. A "minimal" message is one data section, a
-"keyed" one adds the record key as an annotation, a "typical" one a header, six properties and three application
-properties. All messages differ: there are 100 keys, and message-id, correlation-id, creation-time and two application
-properties are unique. The lower bound ("floor") is proton's C engine called through cffi, which accepts each delivery
-at once and checks nothing. No sockets are used.
+"In" is the path from a transfer's bytes in reads of 64 KiB to the record in a Kafka batch and the disposition, through
+the whole session but without a socket and without Kafka. "Out" is the path from a record to a transfer's bytes. Values
+in parentheses are for the mapping alone. All values are in microseconds, the least of all rounds. A "minimal" message
+is one data section, a "keyed" one adds the record key as an annotation, a "typical" one a header, six properties and
+three application properties; the others are those of `loadtest/clients/amqp_shapes.json` and every form of encoding.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import statistics
-import struct
+import itertools
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
-
-import cproton
-import proton
 
 from gateway.amqp.connection import AmqpConnection
 from gateway.amqp.links.incoming import IncomingLink
@@ -34,159 +29,40 @@ from gateway.limits.limits import Limits
 from gateway.security.identity import ANONYMOUS
 from gateway.security.rights.authorization import AccessList
 from gateway.settings.config import AmqpConfig, BudgetConfig, LimitsConfig
-from loadtest.clients.amqp_messages import NOW, many_keys, minimal, typical
+from loadtest.clients.amqp_messages import FORMS, NOW, encodings, many_keys, minimal, typical
+from loadtest.clients.amqp_shapes import CAPTURED, shapes
+from loadtest.clients.amqp_wire import attach_receiver, attach_sender, credit, opening, transfer
 from mapping.amqp._native import from_records, to_record
 from mapping.amqp.incoming import AmqpDestination, gateway_headers
 from mapping.outcomes import Outcome
 from mapping.record import Received, Record
 from protocols.amqp.connection import Connection
 from protocols.amqp.endpoints import EndpointLimits
-from protocols.amqp.events import LinkRequested, TransfersReceived
+from protocols.amqp.events import LinkRequested
 
 WINDOW: Final = 1000
 READ: Final = 65536
 BATCH: Final = 65536
-COUNT: Final = 20_000  # per run
-RUNS: Final = 7
-
-
-def _text(code: int, value: str) -> bytes:
-    return bytes((code, len(value))) + value.encode()
-
-
-def _list(*items: bytes) -> bytes:
-    body = b"".join(items)
-    return b"\xd0" + struct.pack(">II", len(body) + 4, len(items)) + body
-
-
-def _frame(code: int, *items: bytes, payload: bytes = b"") -> bytes:
-    body = b"\x00\x53" + bytes((code,)) + _list(*items) + payload
-    return struct.pack(">IBBH", len(body) + 8, 2, 0, 0) + body
-
-
-def _uint(value: int) -> bytes:
-    return b"\x70" + struct.pack(">I", value)
-
-
-NULL, ZERO, TRUE, FALSE = b"\x40", b"\x43", b"\x41", b"\x42"
-BIG: Final = b"\x70\x7f\xff\xff\xff"
-
-
-KINDS: Final = {"minimal": minimal, "keyed": many_keys, "typical": typical}
-
-
-def preamble(*, sending: bool) -> bytes:
-    """Encode a client's protocol header, open, begin and attach."""
-    terminus = _list(_text(0xA1, "bench"))
-    return (
-        b"AMQP\x00\x01\x00\x00"
-        + _frame(0x10, _text(0xA1, "bench"), _text(0xA1, "localhost"), b"\x70\x00\x01\x00\x00")
-        + _frame(0x11, NULL, ZERO, BIG, BIG)
-        + _frame(
-            0x12, _text(0xA1, "link"), ZERO, FALSE if sending else TRUE, NULL, NULL, b"\x00\x53\x28" + terminus,
-            b"\x00\x53\x29" + terminus, NULL, NULL, ZERO if sending else NULL,
-        )
-    )  # fmt: skip
+COUNT: Final = 10_000  # messages per round
+HERE: Final = AmqpDestination("bench", b"bench", None, None, "anonymous", gateway_headers("bench"))
 
 
 def transfers(messages: Iterable[bytes]) -> list[bytes]:
     """Encode transfers and split them into reads."""
-    data = b"".join(
-        _frame(0x14, ZERO, _uint(number), b"\xa0\x08" + struct.pack(">Q", number), ZERO, FALSE, FALSE, payload=message)
-        for number, message in enumerate(messages)
-    )
+    data = b"".join(transfer(number, b"%08d" % number, message) for number, message in enumerate(messages))
     return [data[at : at + READ] for at in range(0, len(data), READ)]
-
-
-def floor(reads: list[bytes]) -> Callable[[], None]:
-    """Create a run of the lower bound: proton through cffi receives, accepts and settles."""
-    lib, ffi = cproton.lib, cproton.ffi
-    connection, collector = proton.Connection(), proton.Collector()
-    connection.collect(collector)
-    transport = proton.Transport(proton.Transport.SERVER)
-    transport.max_frame_size = 65536
-    transport.bind(connection)
-    events, io = collector._impl, transport._impl
-    scratch = ffi.new("char[]", 1 << 20)
-
-    taken = 0
-    kept: list[Any] = []  # proton's wrappers
-
-    def drain() -> None:
-        nonlocal taken
-        while (event := lib.pn_collector_peek(events)) != ffi.NULL:
-            if lib.pn_event_type(event) == lib.PN_DELIVERY:
-                delivery = lib.pn_event_delivery(event)
-                link = lib.pn_delivery_link(delivery)
-                size = lib.pn_link_recv(link, scratch, 1 << 20)
-                bytes(ffi.buffer(scratch, size))
-                lib.pn_link_advance(link)
-                lib.pn_delivery_update(delivery, lib.PN_ACCEPTED)
-                lib.pn_delivery_settle(delivery)
-                taken += 1
-            else:
-                found = proton.Event.wrap(event)  # type: ignore[no-untyped-call]
-                if found is not None and found.type is proton.Event.CONNECTION_REMOTE_OPEN:
-                    found.connection.open()
-                elif found is not None and found.type is proton.Event.SESSION_REMOTE_OPEN:
-                    found.session.open()
-                elif found is not None and found.type is proton.Event.LINK_REMOTE_OPEN:
-                    kept.append(found.link)
-                    found.link.open()
-                    found.link.flow(COUNT)
-            lib.pn_collector_pop(events)
-
-    def feed(data: bytes) -> None:
-        base = ffi.from_buffer(data)
-        at = 0
-        while at < len(data):
-            size = min(lib.pn_transport_capacity(io), len(data) - at)
-            lib.pn_transport_push(io, base + at, size)
-            at += size
-            drain()
-        while (size := lib.pn_transport_pending(io)) > 0:
-            lib.pn_transport_peek(io, scratch, size)
-            lib.pn_transport_pop(io, size)
-
-    feed(preamble(sending=True))
-
-    def run() -> None:
-        for data in reads:
-            feed(data)
-        # The closure keeps proton's wrappers alive.
-        assert taken == COUNT, (taken, connection.state, transport.condition, collector)
-
-    return run
 
 
 def accepted(connection: Connection, *, sending: bool) -> Any:
     """Open a connection and accept one link."""
     connection.tick(1.0)
-    events = connection.receive_data(preamble(sending=sending))
+    attach = attach_sender if sending else attach_receiver
+    events = connection.receive_data(opening("bench") + attach("link", "bench", "bench"))
     connection.open((), ())
     link = next(event.link for event in events if isinstance(event, LinkRequested))
     connection.engine.accept_link(link, max_message_bytes=1 << 20)
     connection.data_to_send()
     return link
-
-
-def engine(reads: list[bytes], destination: AmqpDestination | None) -> Callable[[], None]:
-    """Create a run of our protocol connection, which accepts in batches; with a destination it also maps messages."""
-    connection = Connection("bench", EndpointLimits(session_window_bytes=1 << 30))
-    link = accepted(connection, sending=True)
-
-    def run() -> None:
-        for data in reads:
-            connection.engine.grant(link, max(0, WINDOW - link.credit))
-            for event in connection.receive_data(data):
-                if type(event) is TransfersReceived:
-                    if destination is not None:
-                        for message in event.messages:
-                            to_record(message, destination, NOW)
-                    connection.engine.accept_deliveries(event.link, event.deliveries)
-            connection.data_to_send()
-
-    return run
 
 
 STORED: Final = Result(Outcome.STORED, 0)
@@ -308,8 +184,7 @@ def outgoing(records: Sequence[Received], now_ms: int = NOW) -> Callable[[], Non
     """Create a run of the outgoing path without Kafka: from records to messages to settled transfer frames."""
     connection = Connection("bench", EndpointLimits(session_window_bytes=1 << 30))
     link = accepted(connection, sending=False)
-    flow = _frame(0x13, ZERO, BIG, ZERO, BIG, ZERO, ZERO, _uint(COUNT))
-    connection.receive_data(flow)
+    connection.receive_data(credit(0, 0, COUNT))
 
     def run() -> None:
         for place in range(0, len(records), BURST):
@@ -322,41 +197,50 @@ def outgoing(records: Sequence[Received], now_ms: int = NOW) -> Callable[[], Non
     return run
 
 
-def measure(make: Callable[[], Callable[[], None]]) -> float:
-    """Return the median CPU time per message in microseconds. Each run uses a new connection."""
+def least(rounds: int, count: int, make: Callable[[], Callable[[], object]]) -> float:
+    """Return the minimum CPU time per message in microseconds. Each round uses a new connection."""
     found = []
-    for _ in range(RUNS):
+    for _ in range(rounds):
         run = make()
         began = time.process_time()
         run()
-        found.append((time.process_time() - began) / COUNT * 1e6)
-    return statistics.median(found)
+        found.append((time.process_time() - began) / count * 1e6)
+    return min(found)
+
+
+def row(messages: Sequence[bytes], rounds: int, now_ms: int) -> str:
+    """Measure the incoming path, its mapping, the outgoing path and its mapping."""
+    many = list(itertools.islice(itertools.cycle(messages), COUNT))
+    reads = transfers(many)
+    records = []
+    for offset, message in enumerate(many, 123_456):
+        one = to_record(message, HERE, now_ms)
+        records.append(Received("bench", one.key, one.value, one.headers, one.timestamp or now_ms, 0, offset))
+    found = (
+        least(rounds, COUNT, lambda: session(reads, HERE, now_ms)),
+        least(rounds, COUNT, lambda: lambda: [to_record(message, HERE, now_ms) for message in many]),
+        least(rounds, COUNT, lambda: outgoing(records, now_ms)),
+        least(rounds, COUNT, lambda: lambda: from_records(records, now_ms, 0, sys.maxsize)),
+    )
+    return "in {:5.2f} ({:4.2f})   out {:5.2f} ({:4.2f})".format(*found)
 
 
 def main() -> None:
     """Run all measurements and print the table."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    destination = AmqpDestination("bench", b"bench", None, None, "anonymous", gateway_headers("bench"))
-    print(f"{'us CPU per message':34}" + "".join(f"{name:>10}" for name in KINDS))
-    messages = {name: [make(number, b"%0100d" % number) for number in range(COUNT)] for name, make in KINDS.items()}
-    reads = {name: transfers(made) for name, made in messages.items()}
-    rows: list[tuple[str, Callable[[list[bytes]], Callable[[], None]]]] = [
-        ("in: floor (proton through cffi)", floor),
-        ("in: connection", lambda data: engine(data, None)),
-        ("in: connection and mapping", lambda data: engine(data, destination)),
-        ("in: session and record batch", lambda data: session(data, destination)),
-    ]
-    for name, make in rows:
-        print(f"{name:34}" + "".join(f"{measure(functools.partial(make, data)):10.2f}" for data in reads.values()))
-    out = []
-    for made in messages.values():
-        mapped = [to_record(message, destination, NOW) for message in made]
-        received = [
-            Received("bench", record.key, record.value, record.headers, NOW, 0, offset)
-            for offset, record in enumerate(mapped, 123_456)
-        ]
-        out.append(measure(functools.partial(outgoing, received)))
-    print(f"{'out: mapping and connection':34}" + "".join(f"{value:10.2f}" for value in out))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="forms of messages (default: all)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds per value")
+    options = parser.parse_args()
+    payloads = [b"%0100d" % number for number in range(COUNT)]
+    forms: dict[str, tuple[Sequence[bytes], int]] = {
+        name: ([kind(number, payload) for number, payload in enumerate(payloads)], NOW)
+        for name, kind in (("minimal", minimal), ("keyed", many_keys), ("typical", typical))
+    }
+    forms |= {name: (messages, CAPTURED) for name, messages in shapes().items()}
+    forms |= {f"form-{number}": ([encodings(number, b"x" * 100)], CAPTURED) for number in range(FORMS)}
+    for name, (messages, now_ms) in forms.items():
+        if not options.names or name in options.names:
+            print(f"{name:20} {row(messages, options.rounds, now_ms)}", flush=True)
 
 
 if __name__ == "__main__":

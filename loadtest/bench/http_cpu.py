@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, cast
 import uvloop
 from aiohttp import web
 
-from loadtest.clients.http_plain import CONTROL, is_whole, request_head
+from loadtest.clients.http_wire import CONTROL, Splitter, request
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, loop_cpu
 from loadtest.report import Report
@@ -129,7 +129,7 @@ class Client(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.good = 0
         self._answered = answered
-        self._buffer = b""
+        self._splitter = Splitter()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
@@ -137,10 +137,8 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        self._buffer += data
-        if is_whole(self._buffer):
-            self.good += self._buffer.startswith(b"HTTP/1.1 200")
-            self._buffer = b""
+        for answer in self._splitter.feed(data):
+            self.good += answer.status == 200
             self._answered()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -209,7 +207,7 @@ def request_of(side: Side, kind: Kind) -> bytes:
         return b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n"
     body = compact({"records": [one_record(number) for number in range(kind.records)]})
     path = side.path.format(records=kind.records)
-    return request_head("POST", path, JSON_RECORDS, f"Content-Length: {len(body)}") + body
+    return request("POST", path, JSON_RECORDS, body)
 
 
 async def compare(sides: dict[str, Side], options: argparse.Namespace, report: Report) -> dict[str, float]:

@@ -1,10 +1,9 @@
-"""CPU time per packet of the MQTT decoder and encoder, compared with a lower bound that checks nothing.
+"""CPU time per packet of the MQTT decoder and encoder.
 
     python -m loadtest.bench.mqtt_codec [--seconds 1.0]
 
 Each row is the median of several runs, in microseconds per packet. A PUBLISH has a 38-byte topic and a 100-byte
-payload. The lower bound ("floor") of decoding slices topic, packet identifier and payload out of the same buffer and
-builds a tuple; that of encoding joins the same bytes.
+payload.
 """
 
 from __future__ import annotations
@@ -46,37 +45,6 @@ def publishes(version: Version, qos: int, properties: Properties | None = None) 
     message = prepare_publish(TOPIC, PAYLOAD, properties, version)
     identifiers = [number.to_bytes(2) if qos else b"" for number in range(1, COUNT + 1)]
     return b"".join(packet(0x30 | qos << 1, message.topic + one + message.rest) for one in identifiers)
-
-
-def floor_decode(data: bytes) -> list[Any]:
-    """Decode QoS 1 MQTT 5.0 PUBLISH packets without properties and without any checks."""
-    found = []
-    position = 0
-    size = len(data)
-    while position < size:
-        length = data[position + 1]
-        start = position + 2
-        if length > 0x7F:
-            length = length & 0x7F | data[start] << 7
-            start += 1
-        end = start + length
-        at = start + 2 + (data[start] << 8 | data[start + 1])
-        found.append((data[start + 2 : at], data[at] << 8 | data[at + 1], data[at + 3 : end]))
-        position = end
-    return found
-
-
-def floor_encode() -> bytes:
-    """Join the bytes of QoS 1 MQTT 5.0 PUBLISH packets without any checks."""
-    topic = TOPIC.encode()
-    out = bytearray()
-    for number in range(1, COUNT + 1):
-        out += b"\x32\x90\x01\x00\x26"
-        out += topic
-        out += number.to_bytes(2)
-        out += b"\0"
-        out += PAYLOAD
-    return bytes(out)
 
 
 def measure(run: Callable[[], Any], seconds: float) -> float:
@@ -159,15 +127,12 @@ def rows() -> list[tuple[str, Callable[[], Any]]]:
 
         return run
 
-    plain = publishes(Version.V5, 1)
     return [
-        ("decode floor, QoS 1, 5.0", lambda: floor_decode(plain)),
         ("decode PUBLISH QoS 0, 5.0", decode(Version.V5, 0)),
         ("decode PUBLISH QoS 1, 5.0", decode(Version.V5, 1)),
         ("decode PUBLISH QoS 1, 5.0, in 1,448-byte pieces", split()),
         ("decode PUBLISH QoS 1, 3.1.1", decode(Version.V311, 1)),
         ("decode PUBLISH QoS 1, 5.0, 4 properties", decode(Version.V5, 1, FOUR)),
-        ("encode floor, QoS 1, 5.0", floor_encode),
         ("prepare and send QoS 0", send(0, prepared=False)),
         ("prepare and send QoS 1", send(1, prepared=False)),
         ("prepare and send QoS 1, 4 properties", send(1, prepared=False, properties=FOUR)),

@@ -8,31 +8,19 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from loadtest.clients.http_wire import Splitter, request
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import OnAck, Sender, ignore
 
 TEXT_RECORDS: Final = "application/vnd.kafka.text.v2+json"  # the stored value equals the payload
 
 
-def request(head: str, body: bytes) -> bytes:
-    """Return a POST; `head` has everything except the length."""
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def produce_head(host: str, topic: str, media: str = TEXT_RECORDS) -> str:
-    """Return the head of a produce request, without its length and its end."""
-    return f"POST /topics/{topic} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {media}\r\n"
-
-
-def requests(
-    host: str, topic: str, payloads: Sequence[bytes], *, batch: int = 1, key: str | None = None
-) -> list[bytes]:
+def requests(topic: str, payloads: Sequence[bytes], *, batch: int = 1, key: str | None = None) -> list[bytes]:
     """Return the requests of a `Producer`: `batch` payloads each, as text, all with one key."""
-    head = produce_head(host, topic)
     keyed = {} if key is None else {"key": key}
     records = [{**keyed, "value": payload.decode()} for payload in payloads]
     return [
-        request(head, json.dumps({"records": records[at : at + batch]}).encode())
+        request("POST", f"/topics/{topic}", TEXT_RECORDS, json.dumps({"records": records[at : at + batch]}).encode())
         for at in range(0, len(records), batch)
     ]
 
@@ -49,7 +37,7 @@ class Producer(Sender):
         super().__init__(total, pace, on_ack)
         self._batch = batch
         self._requests = requests
-        self._buffer = b""
+        self._splitter = Splitter()
         self._next = 0
         self._waiting = False
         self._due_at = 0.0
@@ -66,18 +54,9 @@ class Producer(Sender):
 
     def data_received(self, data: bytes) -> None:
         """Handle responses."""
-        self._buffer += data
-        head, separator, rest = self._buffer.partition(b"\r\n\r\n")
-        if not separator:
-            return
-        length = next(
-            int(line.split(b":", 1)[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")
-        )
-        if len(rest) < length:
-            return
-        self._buffer = rest[length:]
-        self._respond(int(head.split(b" ", 2)[1]), rest[:length])
-        self.push()
+        for answer in self._splitter.feed(data):
+            self._respond(answer.status, answer.body)
+            self.push()
 
     def push(self) -> None:
         """Post the next batch if none is in flight and the pace allows it."""

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from loadtest.beside import beside
 from loadtest.clients import amqp_wire, mqtt_wire
 
-CONNACK, PUBACK, PUBREC, PUBCOMP, SUBACK, PINGRESP = 0x20, 0x40, 0x50, 0x70, 0x90, 0xD0
+CONNACK, PUBACK, PUBREC, PUBCOMP, SUBACK, PINGRESP, DISCONNECT = 0x20, 0x40, 0x50, 0x70, 0x90, 0xD0, 0xE0
 WAIT_S: Final = 120.0
 BATCH: Final = 200  # packets per write
 
@@ -44,12 +44,21 @@ class Talk(abc.ABC):
         """Wait for packets of a kind, and return what they hold; others wait. ConnectionResetError at the end."""
         async with asyncio.timeout(WAIT_S):
             while len(self._came[kind]) < count:
-                data = await self._reader.read(1 << 20)
-                if not data:
-                    raise ConnectionResetError("the gateway closed the connection")
-                for one, content in self._split(data):
-                    self._came[one].append(content)
+                await self._read()
         return [self._came[kind].popleft() for _ in range(count)]
+
+    async def first_of(self, kinds: Sequence[int]) -> Any:
+        """Wait for a packet of one of these kinds, and return what it holds."""
+        while not any(self._came[kind] for kind in kinds):
+            await self._read()
+        return next(self._came[kind].popleft() for kind in kinds if self._came[kind])
+
+    async def _read(self) -> None:
+        data = await self._reader.read(1 << 20)
+        if not data:
+            raise ConnectionResetError("the gateway closed the connection")
+        for kind, content in self._split(data):
+            self._came[kind].append(content)
 
     async def ask(self, packets: Sequence[bytes], kind: int) -> list[Any]:
         """Send packets and wait for an answer to each, concurrently as a client library does."""

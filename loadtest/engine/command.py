@@ -47,8 +47,9 @@ class Scenario(NamedTuple):
     def add_to(self, parsers: Any) -> None:
         """Add its command with its options."""
         made = parsers.add_parser(
-            self.name, help=self.text, description=inspect.getdoc(sys.modules[self.run.__module__])
-        )
+            self.name, help=self.text, description=inspect.getdoc(sys.modules[self.run.__module__]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         made.add_argument("--json", type=Path, help="also write the report to this file")
         made.add_argument("--directory", type=Path, help="for logs and data (default: a new one under /tmp)")
         if not self.own_kafka:

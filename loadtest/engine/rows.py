@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaProducer
 
 from loadtest.clients.amqp import Sender, transfers
 from loadtest.clients.amqp_receiver import Receiver
-from loadtest.clients.http_plain import Connection
+from loadtest.clients.http_wire import Connection
 from loadtest.clients.joining import join_all
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic, store
@@ -189,7 +189,7 @@ async def measure(row: Row, gateway: GatewayProcess, share: float) -> Columns:
     if isinstance(row, Steady):
         load = row._replace(messages=messages)
         measured, verdict = await send_and_verify(load, gateway)
-        return _sent(load, measured, verdict)
+        return sent_columns(load, measured, verdict)
     if isinstance(row, Fan):
         spread = await fan_out(gateway, row._replace(messages=messages))
         found = _columns(
@@ -204,7 +204,8 @@ async def measure(row: Row, gateway: GatewayProcess, share: float) -> Columns:
     return await row.run(gateway, topic, [numbering.payload(0, number, SIZE) for number in range(messages)])
 
 
-def _sent(load: Steady, measured: Measured, verdict: Verdict) -> Columns:
+def sent_columns(load: Steady, measured: Measured, verdict: Verdict) -> Columns:
+    """Return the columns of a steady load; at QoS 0 every message counts that was sent."""
     whole = load.messages // load.connections * load.connections
     return _columns(
         round(measured.answered / measured.seconds), measured.cpu_us / 1e6, measured.latencies if load.qos else None,

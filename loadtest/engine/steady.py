@@ -35,6 +35,7 @@ class Steady(NamedTuple):
     topics: int = 0  # MQTT only; topics per sender, with a user property each; 0: one
     kind: Kind | None = None  # AMQP only; None: payload, with the sender's key as an annotation
     name: str = "load"  # prefix of the clients' names
+    first: int = 0  # number of the first sender
 
 
 class Measured(NamedTuple):
@@ -55,9 +56,9 @@ async def send(load: Steady, gateway: GatewayProcess, topic: str, numbering: Num
     per_connection = load.messages // load.connections
     rate = None if load.rate is None else load.rate / load.connections
     senders: list[Sender] = []
-    for number in range(load.connections):
+    for number in range(load.first, load.first + load.connections):
         payloads = [numbering.payload(number, sequence, load.size) for sequence in range(per_connection)]
-        pace = Pace(load.window, rate, phase=1 - number / load.connections)
+        pace = Pace(load.window, rate, phase=1 - (number - load.first) / load.connections)
         senders.append(await join(make_sender(load, topic, payloads, pace, sender=number, ledger=ledger), address))
     await asyncio.gather(*(sender.connected for sender in senders))
     cpu, started = process_cpu(pid), time.perf_counter()
@@ -133,5 +134,5 @@ def make_sender(
     if load.protocol == "amqp":
         transfers = amqp.transfers(payloads, load.kind or keyed(key))
         return amqp.Sender(f"{load.name}-{key}", topic, transfers, pace, acknowledge)
-    posts = rest.requests("load", topic, payloads, batch=load.batch, key=key)
+    posts = rest.requests(topic, payloads, batch=load.batch, key=key)
     return rest.Producer(posts, len(payloads), pace, acknowledge, batch=load.batch)

@@ -9,10 +9,11 @@ import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from loadtest.clients import amqp_wire, mqtt_wire
-from loadtest.clients.http_plain import CONTROL, request_head
+from loadtest.clients.http_wire import CONTROL, request_head
+from loadtest.clients.talk import CONNACK, DISCONNECT, AmqpTalk, MqttTalk, Talk
 from loadtest.clients.topics import create_topic
 from loadtest.engine.steady import PROTOCOLS
 from loadtest.faults.bench import Fault, Plan, Stage
@@ -43,28 +44,12 @@ async def _connect(address: tuple[str, int], *, little: bool = False) -> Peer:
 
 async def _log_in(protocol: str, peer: Peer, name: str, first: bytes = b"") -> None:
     """Wait until the server has accepted the client, then send `first`."""
-    reader, writer = peer
     if protocol == "mqtt":
-        writer.write(mqtt_wire.connect_packet(name, keep_alive_s=KEEP_ALIVE_S))
-        await reader.readexactly((await reader.readexactly(2))[1])  # CONNACK; its length is one byte
+        await MqttTalk(*peer).ask([mqtt_wire.connect_packet(name, keep_alive_s=KEEP_ALIVE_S)], CONNACK)
     elif protocol == "amqp":
-        writer.write(amqp_wire.GREETING)
-        frames = amqp_wire.Splitter()
-        while not any(_code(body) == amqp_wire.SASL_OUTCOME for body in frames.feed(await _some(reader))):
-            pass
-        writer.write(amqp_wire.opening(name))
-    writer.write(first)
-
-
-async def _some(reader: asyncio.StreamReader) -> bytes:
-    data = await reader.read(65536)
-    if not data:
-        raise ConnectionResetError("closed")
-    return data
-
-
-def _code(body: bytes) -> int:
-    return int(amqp_wire.read_value(body, 0)[0][0])
+        await AmqpTalk(*peer).ask([amqp_wire.GREETING], amqp_wire.SASL_OUTCOME)
+        peer[1].write(amqp_wire.opening(name))
+    peer[1].write(first)
 
 
 def _cut(writer: asyncio.StreamWriter) -> None:
@@ -191,49 +176,33 @@ async def flood_stalled(stage: Stage) -> None:
 
 async def no_credit(stage: Stage) -> None:
     """An AMQP sender exceeds its credit by far; an MQTT one publishes at QoS 2 and never releases."""
-    peer = reader, writer = await _connect(stage.gateway.address("amqp"))
-    await _log_in("amqp", peer, f"{stage.load.numbering.run}-greedy")
-    writer.write(amqp_wire.attach_sender("greedy", "greedy", stage.load.topic("amqp")))
-    frames = amqp_wire.Splitter()
-    while not any(_code(body) == amqp_wire.FLOW for body in frames.feed(await _some(reader))):
-        pass
+    name, topic = f"{stage.load.numbering.run}-greedy", stage.load.topic("amqp")
+    amqp = await AmqpTalk.open(stage.gateway.address("amqp"), name)
+    await amqp.ask([amqp_wire.attach_sender("greedy", "greedy", topic)], amqp_wire.FLOW)
     body = amqp_wire.data_section(b"greedy")
-    writer.write(b"".join(amqp_wire.transfer(number, struct.pack(">I", number), body) for number in range(OVER)))
-    stage.seen[f"amqp: {await _end_of_amqp(stage, reader, frames)}"] += 1
-    _cut(writer)
-    peer = reader, writer = await _connect(stage.gateway.address("mqtt"))
-    await _log_in("mqtt", peer, f"{stage.load.numbering.run}-greedy")
+    amqp.writer.write(b"".join(amqp_wire.transfer(number, struct.pack(">I", number), body) for number in range(OVER)))
+    mqtt = await MqttTalk.open(stage.gateway.address("mqtt"), mqtt_wire.connect_packet(name))
     topic = f"{stage.load.topic('mqtt')}/greedy"
-    writer.write(b"".join(mqtt_wire.publish_packet(topic, b"greedy", 2, number) for number in range(1, 1000)))
-    stage.seen[f"mqtt: {await _end_of_mqtt(stage, reader)}"] += 1
-    _cut(writer)
+    mqtt.writer.write(b"".join(mqtt_wire.publish_packet(topic, b"greedy", 2, number) for number in range(1, 1000)))
+    ends = (amqp_wire.DETACH, amqp_wire.END, amqp_wire.CLOSE)
+    for protocol, talk, kinds in (("amqp", amqp, ends), ("mqtt", mqtt, (DISCONNECT,))):
+        said = await _end(stage, talk, kinds)
+        if said is None:
+            stage.problems.append(f"{protocol}: more than the credit was accepted")
+        elif protocol == "mqtt":
+            stage.seen[f"mqtt: DISCONNECT 0x{said[0]:02x}"] += 1
+        else:
+            errors = [field[1] for field in said if isinstance(field, tuple)]
+            stage.seen[f"amqp: {errors[0][0].decode() if errors else 'ended without a condition'}"] += 1
+        talk.drop()
 
 
-async def _end_of_amqp(stage: Stage, reader: asyncio.StreamReader, frames: amqp_wire.Splitter) -> str:
-    """Return the condition with which the server ends link, session or connection."""
+async def _end(stage: Stage, talk: Talk, kinds: tuple[int, ...]) -> Any:
+    """Return what the server's end of a link, session or connection holds; None if it does not end it."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(stage.plan.patience):
-            while True:
-                for body in frames.feed(await _some(reader)):
-                    (code, fields), _ = amqp_wire.read_value(body, 0)
-                    if code in (amqp_wire.DETACH, amqp_wire.END, amqp_wire.CLOSE):
-                        errors = [field[1] for field in fields if isinstance(field, tuple)]
-                        return errors[0][0].decode() if errors else "ended without a condition"
-    stage.problems.append("amqp: transfers beyond the credit were accepted")
-    return "nothing"
-
-
-async def _end_of_mqtt(stage: Stage, reader: asyncio.StreamReader) -> str:
-    """Return the reason code of DISCONNECT."""
-    packets = mqtt_wire.Splitter()
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(stage.plan.patience):
-            while True:
-                for first, body in packets.feed(await _some(reader)):
-                    if first == 0xE0:
-                        return f"DISCONNECT 0x{body[0]:02x}"
-    stage.problems.append("mqtt: messages beyond the Receive Maximum were accepted")
-    return "nothing"
+            return await talk.first_of(kinds)
+    return None
 
 
 async def dribble(stage: Stage) -> None:
@@ -285,7 +254,9 @@ async def crowd(stage: Stage) -> None:
                 reader, writer = await _connect(stage.gateway.address(protocol))
                 try:
                     writer.write(words[protocol](number))
-                    data = await _some(reader)
+                    data = await reader.read(65536)
+                    if not data:
+                        raise ConnectionResetError("closed")
                     fine = data[:4] == b"\x20" + data[1:3] + b"\0" if protocol == "mqtt" else b"HTTP/1.1 5" not in data
                     stage.seen[f"{protocol} {'answered' if fine else 'refused'}"] += 1
                     await asyncio.sleep(

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple, overload
 from loadtest.clients import amqp_messages, mqtt
 from loadtest.clients.amqp_shapes import shapes as captured
 from loadtest.clients.amqp_wire import key_annotation, transfer
+from loadtest.clients.http_wire import request_head
 from loadtest.clients.mqtt_wire import text, varint
 from loadtest.clients.pace import Pace
-from loadtest.clients.rest import produce_head, request
 from loadtest.numbering import HEADER_BYTES, Numbering
 
 PROTOCOLS: Final = ("mqtt", "amqp", "http")
@@ -291,10 +291,13 @@ class Requests(Packets):
     def __init__(self, shape: Shape, pace: Pace) -> None:
         super().__init__(shape, pace)
         kind = _TYPES_OF[_whole(shape) if shape.messages == "random" else shape.messages]
-        self._head = produce_head(shape.host, shape.topic, _TYPES[kind]) + shape.login
+        self._head = f"/topics/{shape.topic}", _TYPES[kind]
+        self._login, self._host = shape.login, shape.host
         self._batch = shape.batch
 
     def __getitem__(self, place: Any) -> Any:
         """Return request `place`."""
         records = self._written(place * self._batch, (place + 1) * self._batch)
-        return request(self._head, b'{"records":[' + b",".join(records) + b"]}")
+        body = b'{"records":[' + b",".join(records) + b"]}"
+        fields = f"{self._login}Content-Length: {len(body)}"
+        return request_head("POST", *self._head, fields, host=self._host) + body

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 import aiohttp
 from aiokafka.client import AIOKafkaClient
 
+from loadtest.clients.crowd.modest import Modest
 from loadtest.clients.hostile.amqp_record import record
 from loadtest.clients.hostile.storms import Attacks, Conversations, Fuzz, Requests
 from loadtest.clients.hostile.strangers import TOPIC, Strangers
@@ -26,6 +29,7 @@ from loadtest.engine.growth import flat
 from loadtest.engine.honest import figures, honest, settled
 from loadtest.engine.stand import MIB, Stand
 from loadtest.gateway import GatewayProcess
+from loadtest.report import Latencies
 
 SETTINGS: Final = {
     "TRIVIUM_KAFKA__CREATE_TOPICS": "false",  # damaged addresses create no topics
@@ -39,9 +43,10 @@ GROWTH: Final = 64 * MIB
 """Memory that large messages of several connections may leave in the allocator."""
 WARM_UP: Final = 0.2
 """Share of the attacks before the first measurement: caches fill, Kafka's connections open."""
+ERROR: Final = re.compile(r'^.*"level": "(?:error|critical)".*$', re.MULTILINE)
 REPLIES: Final = "replies"  # the topic of temporary queues; it may exist already
-BACK: Final = ("trivium_http_consumers_instances", "trivium_http_produce_active")
-"""Metrics that must return to 0 while the honest client pauses between its requests."""
+BACK: Final = ("trivium_http_connections", "trivium_http_consumers_instances", "trivium_http_produce_active")
+"""Metrics that must return to 0 when the honest clients have left."""
 
 
 async def _assault(stand: Stand, gateway: GatewayProcess, attacks: Callable[[float], Awaitable[None]]) -> None:
@@ -72,6 +77,7 @@ async def fuzz(stand: Stand, plan: Fuzz) -> None:
         address = gateway.address("amqp")
         conversations = Conversations(stand.problems.append, address, await record(address, topic), plan)
         await _assault(stand, gateway, conversations.storm)
+        stand.problems += [f"the log says {line[:2000]}" for line in ERROR.findall(gateway.log.read_text())[:3]]
     stand.rows[-1] |= dict(conversations.ended)
 
 
@@ -116,16 +122,23 @@ async def strangers(stand: Stand, plan: Long) -> None:
         http = await stack.enter_async_context(aiohttp.ClientSession(f"http://{gateway.addresses['http']}"))
         others = Strangers(gateway, kafka, http)
         async with honest(stand, gateway) as load, asyncio.TaskGroup() as group:
+            modest = [await Modest.start(*gateway.address("mqtt"), TOPIC, pause_s) for pause_s in (0.05, 1.0)]
             tasks = [group.create_task(others.run(kind)) for kind in others.kinds]
-            end = load.now + plan.minutes * 60
+            begun, end = time.monotonic(), load.now + plan.minutes * 60
             while load.now < end:
                 await asyncio.sleep(min(plan.every, max(0.0, end - load.now)))
-                last = load.samples[-1]
-                worst = {protocol: round(value, 1) for protocol, value in last.p99.items()}
-                stand.say(f"{last.resident // MIB} MiB, honest p99 {worst} ms; {dict(others.done)}")
+                now = time.monotonic()
+                for client in modest:
+                    await client.answered(now)
+                waited = Latencies()
+                for client in modest:
+                    waited.merge(client.between(begun, now))
+                p99 = waited.milliseconds(99)
+                stand.say(f"{load.samples[-1].resident // MIB} MiB, honest p99 {p99:.1f} ms; {dict(others.done)}")
             for task in tasks:
                 task.cancel()
-    p99 = load.latencies.milliseconds(99)
+            for client in modest:
+                await client.stop()
     stand.problems += flat("memory", [(one.at, one.resident) for one in load.samples], GROWN, 16 * MIB)
     stand.check(p99 <= plan.limit, f"the honest clients waited {p99:.0f} ms (p99)")
     stand.row(**{"MiB at most": max(one.resident for one in load.samples) // MIB, "honest p99 ms": p99}, **others.done)

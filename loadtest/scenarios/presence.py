@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import time
 import uuid
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from aiokafka import AIOKafkaConsumer
-
-from loadtest.clients.crowd.devices import Device
+from loadtest.clients.crowd.devices import Device, PresenceTopic
 from loadtest.engine.command import Scenario
 from loadtest.engine.stand import Stand
 from loadtest.gateway import GatewayProcess, frozen
@@ -50,36 +47,6 @@ class Plan(NamedTuple):
     freezes: int = 2
     frozen: float = 17.0
     settle: float = 90.0
-
-
-class Topic:
-    """The presence topic as read by a plain consumer that compares epochs."""
-
-    def __init__(self, bootstrap: str, name: str) -> None:
-        self.right: dict[str, dict[str, Any]] = {}
-        self.last: dict[str, dict[str, Any]] = {}
-        self.records = self.stale = 0
-        self._bootstrap = bootstrap
-        self._name = name
-
-    async def follow(self) -> None:
-        """Read forever."""
-        options = {"bootstrap_servers": self._bootstrap, "auto_offset_reset": "earliest"}
-        async with AIOKafkaConsumer(self._name, **options) as consumer:
-            async for record in consumer:
-                self._take(record.key.decode(), json.loads(record.value or b"null"))
-
-    def _take(self, key: str, state: dict[str, Any] | None) -> None:
-        self.records += 1
-        if state is None:
-            self.right.pop(key, None)
-            self.last.pop(key, None)
-            return
-        self.last[key] = state
-        if key in self.right and state["epoch"] < self.right[key]["epoch"]:
-            self.stale += 1
-        else:
-            self.right[key] = state
 
 
 class Presence:
@@ -153,7 +120,7 @@ class Presence:
             await asyncio.sleep(self._plan.frozen)
         self._alive.add(which)
 
-    def wrong(self, topic: Topic) -> list[str]:
+    def wrong(self, topic: PresenceTopic) -> list[str]:
         """Return where the topic and the devices disagree."""
         problems = []
         for device in self.devices:
@@ -179,7 +146,7 @@ async def run(stand: Stand, plan: Plan) -> None:
             for number in range(plan.gateways)
         ]
         topic, presence = (
-            Topic(await stand.kafka(), settings["TRIVIUM_PRESENCE__TOPIC"]),
+            PresenceTopic(await stand.kafka(), settings["TRIVIUM_PRESENCE__TOPIC"]),
             Presence(stand, gateways, plan, name),
         )
         async with asyncio.TaskGroup() as group:

@@ -1,6 +1,6 @@
 """All protocols in both directions for long; memory, descriptors and tasks of the gateway must not grow.
 
-Messages are sent in courses: new connections send some thousands, new connections receive them, all are counted and
+Messages are sent in courses: new connections send some thousands, new connections receive them, all are compared and
 every connection is closed. So leaks per message and leaks per connection both show. One HTTP
 consumer polls through all courses.
 """
@@ -12,16 +12,14 @@ import contextlib
 import csv
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import aiohttp
 
 from loadtest import plot
-from loadtest.beside import beside
-from loadtest.clients import amqp_receiver, mqtt
-from loadtest.clients.joining import join
+from loadtest.clients.crowd.readers import Open, Reader, Readers
 from loadtest.clients.topics import create_topic
 from loadtest.engine.command import Scenario
 from loadtest.engine.growth import flat, growth
@@ -31,8 +29,6 @@ from loadtest.gateway import GatewayProcess, process_cpu, process_descriptors, p
 from loadtest.numbering import Numbering
 from loadtest.verify import Ledger
 
-RECORDS: Final = "application/vnd.kafka.text.v2+json"
-CONSUMERS: Final = "application/vnd.kafka.v2+json"
 RETENTION: Final = {"retention.bytes": "67108864", "segment.bytes": "16777216"}
 QUALITIES: Final = (1, 2, 0)  # QoS of MQTT's courses, in turn
 TASKS: Final = "trivium_event_loop_tasks"
@@ -90,25 +86,10 @@ def check(samples: Sequence[Sample], settle_s: float) -> list[str]:
     return found
 
 
-class Reader:
-    """Counts what a receiver of a course got.
-
-    Attributes:
-        got: number of messages.
-        moved: when the last one came, `time.monotonic`.
-    """
-
-    def __init__(self) -> None:
-        self.got = 0
-        self.moved = time.monotonic()
-
-    def take(self, count: int = 1) -> None:
-        """Count messages."""
-        self.got += count
-        self.moved = time.monotonic()
-
-
-Open = Callable[[str, str, Reader], contextlib.AbstractAsyncContextManager[None]]
+def judge(reader: Reader, ledger: Ledger, quality: int) -> list[str]:
+    """Return what a reader got too little, twice or out of order; at QoS 0 messages may be lost."""
+    verdict = reader.arrivals.verdict(ledger)
+    return verdict._replace(lost=verdict.lost if quality else 0).problems(once=True)
 
 
 class Soak:
@@ -125,7 +106,7 @@ class Soak:
         self.sent = self.received = 0
         self._stand, self._gateway, self._plan = stand, gateway, plan
         self._numbering = Numbering()
-        self._polling: list[Reader] = []  # readers of the HTTP consumer
+        self._readers = Readers(gateway, plan.size, plan.patience)
         self._over = False
 
     async def run(self) -> None:
@@ -167,18 +148,15 @@ class Soak:
 
     async def _courses(self, protocol: str) -> None:
         """Run courses of one protocol; an error is a problem, and the next course follows."""
-        readers: dict[str, tuple[Open, ...]] = {
-            "mqtt": (self._subscriber,), "amqp": (self._receiver,), "http": (self._listener, self._poll),
-        }  # fmt: skip
         left, topic, failed = self._plan.messages, self._topic(protocol), 0
-        consumer = self._consumer(topic) if protocol == "http" else contextlib.nullcontext()
+        consumer = self._readers.consumer(topic) if protocol == "http" else contextlib.nullcontext()
         async with consumer:
             for number in itertools.count():
                 count = self._plan.course if left is None else min(self._plan.course, left)
                 if self._over or not count or failed > ENOUGH:
                     return
                 try:
-                    await self._course(protocol, topic, number, count, readers[protocol])
+                    await self._course(protocol, topic, number, count, self._readers.of[protocol])
                 except (OSError, TimeoutError, aiohttp.ClientError) as error:
                     self._stand.problems.append(f"{protocol}, course {number}: {error!r}")
                     failed += 1
@@ -190,96 +168,32 @@ class Soak:
         connections = min(plan.connections, count)
         whole = count // connections * connections
         load = Steady(
-            protocol, connections, messages=whole, size=plan.size, rate=plan.rate or None, qos=quality, name=prefix
+            protocol,
+            connections,
+            messages=whole,
+            size=plan.size,
+            rate=plan.rate or None,
+            qos=quality,
+            name=prefix,
+            first=number * plan.connections,
         )
-        readers = [Reader() for _ in opens]
+        readers, ledger = [Reader(self._numbering) for _ in opens], Ledger()
         async with contextlib.AsyncExitStack() as stack:
             for one, reader in zip(opens, readers, strict=True):
                 await stack.enter_async_context(one(topic, prefix, reader))
             async with asyncio.timeout(plan.patience + (whole / plan.rate if plan.rate else 600)):
-                measured = await send(load, self._gateway, topic, self._numbering, Ledger())
+                measured = await send(load, self._gateway, topic, self._numbering, ledger)
             self.sent += measured.answered
             self._stand.check(not measured.refused, f"{prefix}: refused: {measured.refused}")
             self._stand.check(not measured.errors, f"{prefix}: {measured.errors}")
             while any(one.got < whole for one in readers):
                 if time.monotonic() - max(one.moved for one in readers) > plan.patience:
-                    got = [one.got for one in readers]
-                    self._stand.check(not quality, f"{prefix}: received {got} of {whole}")  # QoS 0 may lose some
                     break
                 await asyncio.sleep(0.005)
+            self._stand.problems += [
+                f"{prefix}: {problem}" for one in readers for problem in judge(one, ledger, quality)
+            ]
             self.received += sum(one.got for one in readers)
-
-    @contextlib.asynccontextmanager
-    async def _subscriber(self, topic: str, prefix: str, reader: Reader) -> AsyncIterator[None]:
-        one = mqtt.Subscriber(f"{prefix}-s", f"{topic}/#", 1, lambda _: reader.take())
-        await join(one, self._gateway.address("mqtt"))
-        await asyncio.wait_for(asyncio.shield(one.subscribed), self._plan.patience)
-        try:
-            yield
-        finally:
-            one.close()
-
-    @contextlib.asynccontextmanager
-    async def _receiver(self, topic: str, prefix: str, reader: Reader) -> AsyncIterator[None]:
-        one = amqp_receiver.Receiver(f"{prefix}-r", topic, size=self._plan.size, on_message=lambda *_: reader.take())
-        await join(one, self._gateway.address("amqp"))
-        await asyncio.wait_for(asyncio.shield(one.attached), self._plan.patience)
-        try:
-            yield
-        finally:
-            one.close()
-
-    def _http(self, total_s: float | None) -> aiohttp.ClientSession:
-        timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=30)
-        return aiohttp.ClientSession(f"http://{self._gateway.addresses['http']}", timeout=timeout, read_bufsize=MIB)
-
-    @contextlib.asynccontextmanager
-    async def _listener(self, topic: str, _prefix: str, reader: Reader) -> AsyncIterator[None]:
-        """Receive server-sent events during the block."""
-        async with self._http(None) as http, http.get(f"/topics/{topic}/stream?format=text") as answer:
-            answer.raise_for_status()
-            await answer.content.readline()
-
-            async def listen() -> None:
-                async for line in answer.content:
-                    if line.startswith(b"data:"):
-                        reader.take()
-
-            async with beside(listen()):
-                yield
-
-    @contextlib.asynccontextmanager
-    async def _poll(self, _topic: str, _prefix: str, reader: Reader) -> AsyncIterator[None]:
-        """Have the consumer count for a course."""
-        self._polling.append(reader)
-        try:
-            yield
-        finally:
-            self._polling.remove(reader)
-
-    @contextlib.asynccontextmanager
-    async def _consumer(self, topic: str) -> AsyncIterator[None]:
-        """Run one consumer for all courses."""
-        place = f"/consumers/{topic}/instances/soak"
-        partitions = [{"topic": topic, "partition": number} for number in range(3)]
-        async with self._http(60) as http:
-            options = {"name": "soak", "format": "text", "auto.offset.reset": "earliest"}
-            for path, value in ((f"/consumers/{topic}", options), (f"{place}/assignments", {"partitions": partitions})):
-                async with http.post(path, json=value, headers={"Content-Type": CONSUMERS}) as answer:
-                    answer.raise_for_status()
-
-            async def poll() -> None:
-                while True:
-                    async with http.get(f"{place}/records?timeout=1000", headers={"Accept": RECORDS}) as answer:
-                        answer.raise_for_status()
-                        records: list[Any] = await answer.json(content_type=None)
-                    for one in self._polling:
-                        one.take(len(records))
-
-            async with beside(poll()):
-                yield
-            async with http.delete(place) as answer:
-                await answer.read()
 
 
 async def run(stand: Stand, plan: Plan) -> None:

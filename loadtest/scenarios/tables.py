@@ -1,4 +1,4 @@
-"""Every figure about speed in `docs/performance.md`, a row of a table each: MQTT, AMQP, HTTP, events, windows.
+"""Every figure about speed in `docs/performance.md`, a row of a table each: MQTT, AMQP, HTTP, server-sent events.
 
 On a machine with two processors the gateway has the first to itself; Kafka and the load share the second. Everything
 that is acknowledged is compared with Kafka, and everything delivered with what was sent.
@@ -6,10 +6,8 @@ that is acknowledged is compared with Kafka, and everything delivered with what 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from loadtest.bare import Stored, store_beside
@@ -20,7 +18,6 @@ from loadtest.engine.fan_out import Fan
 from loadtest.engine.rows import BAD, Columns, Draining, Polling, RoundTrip, Row, Through, Uploading, measure
 from loadtest.engine.stand import Stand
 from loadtest.engine.steady import Steady
-from loadtest.faults.kafka import kafka_behind_proxy
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 
@@ -162,101 +159,10 @@ async def sse(stand: Stand, plan: Crowd) -> None:
     stand.check(row["p99 ms"] <= 1000 * plan.late, f"listeners were {row['p99 ms'] / 1000:.2f} s behind (p99)")
 
 
-class Windows(NamedTuple):
-    """Parameters.
-
-    Attributes:
-        connections: number of senders.
-        messages: of a run with fast Kafka.
-        delayed: of a run with slow or jittery Kafka.
-        size: payload bytes.
-        rounds: of each; the median counts.
-    """
-
-    connections: int = 12
-    messages: int = 300_000
-    delayed: int = 60_000
-    size: int = 100
-    rounds: int = 5
-
-
-ADAPTIVE: Final = "adaptive"
-FIXED: Final = (100, 1_000, 5_000)
-DELAYS: Final[Mapping[str, tuple[float, float]]] = {"fast": (0.0, 0.0), "slow": (0.05, 0.0), "jittery": (0.0, 0.1)}
-"""Delay of each piece to and from Kafka in seconds, and its largest additional random delay."""
-WARM: Final = 10  # the warm-up sends this fraction of a run's messages
-SLOWER: Final = 0.95
-"""The least throughput, relative to the best fixed window."""
-SHORTER: Final = 0.5
-"""The highest latency, relative to the largest fixed window."""
-_ALL: Final = 1_000_000  # no sender's own window is smaller than its credit
-_MEASURES: Final = ("per second", "p50 ms", "p99 ms", "cpu us")
-
-
-def _window(size: int) -> dict[str, str]:
-    """Return the settings of a gateway with a fixed window; only the credit limits the senders."""
-    credit = {f"TRIVIUM_AMQP__LINK_CREDIT{end}": str(size) for end in ("", "_LEAST")}
-    return {**credit, "TRIVIUM_AMQP__SESSION_WINDOW_BYTES": str(1 << 30)}
-
-
-async def windows(stand: Stand, plan: Windows) -> None:
-    """Compare fixed and adaptive windows in turn, with a fast, a slow and a jittery Kafka."""
-    settings = {**{f"fixed {size}": _window(size) for size in FIXED}, ADAPTIVE: {}}
-    async with kafka_behind_proxy(stand.directory / "kafka") as (kafka, proxy):
-        for name, (delay_s, jitter_s) in DELAYS.items():
-            if not stand.wants(name):
-                continue
-            bootstrap = "{}:{}".format(*proxy.address) if delay_s or jitter_s else kafka.bootstrap_servers
-            load = Steady("amqp", plan.connections, _ALL, plan.messages, plan.size, kind=minimal)
-            load = load._replace(messages=plan.delayed) if delay_s or jitter_s else load
-            proxy.delay_s = proxy.jitter_s = 0.0
-            async with contextlib.AsyncExitStack() as stack:
-                gateways = {
-                    window: await stack.enter_async_context(stand.gateway(own, f"{name} {window}", bootstrap=bootstrap))
-                    for window, own in settings.items()
-                }
-                proxy.delay_s, proxy.jitter_s = delay_s, jitter_s
-                found: dict[str, list[Columns]] = {window: [] for window in gateways}
-                for turn in range(plan.rounds + 1):
-                    for window, gateway in gateways.items():
-                        row = await measure(load, gateway, 1.0 if turn else 1 / WARM)
-                        _check(stand, {"": f"{name}, {window}", **row})
-                        if turn:
-                            found[window].append(row)
-            for window, rows in found.items():
-                stand.row(
-                    **{"": f"{name}, {window}"} | {at: statistics.median(row[at] for row in rows) for at in _MEASURES}
-                )
-    stand.problems += check_windows(stand.rows)
-
-
-def check_windows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return where the adaptive window is not as good as required."""
-    found, problems = {row[""]: row for row in rows}, []
-    for kafka in DELAYS:
-        if f"{kafka}, {ADAPTIVE}" not in found:
-            continue
-        ours = found[f"{kafka}, {ADAPTIVE}"]
-        fixed = [found[f"{kafka}, fixed {size}"] for size in FIXED]
-        best = max(row["per second"] for row in fixed)
-        if ours["per second"] < SLOWER * best:
-            problems.append(f"{kafka}: {ours['per second']:,.0f} per second; a fixed window reaches {best:,.0f}")
-        problems += [
-            f"{kafka}: {name} of {ours[name]:.0f} ms; that of a window of {FIXED[-1]} is {fixed[-1][name]:.0f} ms"
-            for name in ("p50 ms", "p99 ms")
-            if ours[name] > SHORTER * fixed[-1][name]
-        ]
-    return problems
-
-
 _ONLY: Final = "rows whose name contains this"
 SCENARIOS = (
     Scenario("table", "measure every figure about MQTT's speed", Table(), _table("table"), _ONLY, pins=True),
     Scenario("amqp", "measure every figure about AMQP's speed", Table(), _table("amqp"), _ONLY, pins=True),
     Scenario("http", "measure every figure about HTTP's throughput", Table(), _table("http"), _ONLY, pins=True),
     Scenario("sse", "run many listeners to server-sent events; none may fall behind", Crowd(), sse, pins=True),
-    Scenario(
-        "windows", "compare fixed and adaptive windows of AMQP links", Windows(), windows,
-        "the Kafka whose name contains this: fast, slow or jittery", own_kafka=True,
-    ),
 )  # fmt: skip

@@ -87,7 +87,7 @@ async def run(stand: Stand, plan: Plan) -> None:
     first = await _finished(file)
     seconds, cpu = time.monotonic() - began, children_cpu() - before
     second = await _finished(file)
-    found, reordered, wrong = await _compare(bootstrap, topics.source, letters)
+    found, reordered, wrong = await compare(bootstrap, topics.source, letters)
     everything = sum([1 async for record in stored(bootstrap, topics.source) if _replayed(record)])
     lost, double = len(letters.keys() - found.keys()), sum(count - 1 for count in found.values())
     bad = {
@@ -163,7 +163,7 @@ def _replayed(record: Any) -> bool:
     return any(name == "origin.replay" for name, _ in record.headers)
 
 
-async def _compare(bootstrap: str, topic: str, letters: dict[Origin, Content]) -> tuple[Counter[Origin], int, int]:
+async def compare(bootstrap: str, topic: str, letters: dict[Origin, Content]) -> tuple[Counter[Origin], int, int]:
     """Count the occurrences of each record, the records out of order, and the records that were changed."""
     found: Counter[Origin] = Counter()
     newest: dict[int, int] = {}

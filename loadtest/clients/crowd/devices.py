@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from typing import Final, cast
+from typing import Any, Final, cast
+
+from aiokafka import AIOKafkaConsumer
 
 from loadtest.clients.joining import join
 from loadtest.clients.mqtt_wire import Splitter, connect_packet
@@ -105,3 +108,34 @@ class Device:
         self.sockets.append(socket)
         self.moves += [(one, time.monotonic()) for one in former if one.server != socket.server]
         return True
+
+
+class PresenceTopic:
+    """The presence topic as read by a plain consumer that compares epochs."""
+
+    def __init__(self, bootstrap: str, name: str) -> None:
+        self.right: dict[str, dict[str, Any]] = {}
+        self.last: dict[str, dict[str, Any]] = {}
+        self.records = self.stale = 0
+        self._bootstrap = bootstrap
+        self._name = name
+
+    async def follow(self) -> None:
+        """Read forever."""
+        options = {"bootstrap_servers": self._bootstrap, "auto_offset_reset": "earliest"}
+        async with AIOKafkaConsumer(self._name, **options) as consumer:
+            async for record in consumer:
+                self.take(record.key.decode(), json.loads(record.value or b"null"))
+
+    def take(self, key: str, state: dict[str, Any] | None) -> None:
+        """Take the state of a client, None for a deleted one."""
+        self.records += 1
+        if state is None:
+            self.right.pop(key, None)
+            self.last.pop(key, None)
+            return
+        self.last[key] = state
+        if key in self.right and state["epoch"] < self.right[key]["epoch"]:
+            self.stale += 1
+        else:
+            self.right[key] = state

@@ -11,7 +11,7 @@ import struct
 import uuid
 from typing import Final
 
-from loadtest.clients.http_plain import CONTROL, END_OF_HEAD, LENGTH, request_head
+from loadtest.clients.http_wire import CONTROL, END_OF_HEAD, answered, request, request_head
 
 WAYS: Final = ("poll", "stream", "upload")
 LONG_MS: Final = 20_000  # far longer than the client stays
@@ -66,11 +66,6 @@ async def _poll(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, topi
         (f"{path}/assignments", partition),
         (f"{path}/positions/end", partition),
     ):
-        body = json.dumps(value).encode()
-        writer.write(request_head("POST", at, CONTROL, f"Content-Length: {len(body)}") + body)
-        head = (await reader.readuntil(END_OF_HEAD)).lower()
-        if not head.startswith(b"http/1.1 20"):
-            raise RuntimeError(f"{at}: {head!r}")
-        length = head.partition(LENGTH)[2].partition(b"\r")[0]
-        await reader.readexactly(int(length or 0))
+        writer.write(request("POST", at, CONTROL, json.dumps(value).encode()))
+        await answered(reader, at)
     writer.write(request_head("GET", f"{path}/records?timeout={LONG_MS}", CONTROL, ACCEPT))

@@ -15,7 +15,7 @@ from loadtest.clients.hostile.amqp_damage import damaged
 from loadtest.clients.hostile.amqp_record import Pieces
 from loadtest.clients.hostile.http_damage import CONTINUE, attack
 from loadtest.clients.hostile.http_departures import depart
-from loadtest.clients.http_plain import is_whole
+from loadtest.clients.http_wire import Splitter
 from loadtest.clients.talk import reset
 
 CLOSE_S: Final = 60.0  # until an answer, or the gateway's close
@@ -176,9 +176,6 @@ class Attacks:
 async def _known(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
     """Send a valid request and read its response, so that its head is known."""
     writer.write(request)
-    answer = b""
-    while not is_whole(answer):
-        part = await reader.read(1 << 16)
-        if not part:
-            return  # refused, and closed
-        answer += part
+    splitter = Splitter()
+    while (data := await reader.read(1 << 16)) and not splitter.feed(data):  # refused, it may be closed
+        pass

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Final
 
+from loadtest.clients.http_wire import Splitter, request
 from loadtest.clients.kept.lasting import LastingClient, NumberedSender
 from loadtest.clients.rest import TEXT_RECORDS
 
@@ -44,7 +45,7 @@ class KeptProducer(NumberedSender, LastingClient):
         self.total = 0
         self.answered = 0
         self.given_up = 0
-        self._head = f"POST /topics/{topic} HTTP/1.1\r\nHost: load\r\nContent-Type: {TEXT_RECORDS}\r\n"
+        self._path = f"/topics/{topic}"
         self._key = key
         self._payload = payload
         self._on_ack = on_ack
@@ -52,7 +53,7 @@ class KeptProducer(NumberedSender, LastingClient):
         self._next = 0
         self._asked = range(0)  # records of the pending request
         self._pausing = False
-        self._buffer = b""
+        self._splitter = Splitter()
 
     def push(self) -> None:
         """Post the next batch if none is in flight."""
@@ -65,11 +66,11 @@ class KeptProducer(NumberedSender, LastingClient):
     def _post(self) -> None:
         records = [{"key": self._key, "value": self._payload(sequence).decode()} for sequence in self._asked]
         body = json.dumps({"records": records}).encode()
-        self._write(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        self._write(request("POST", self._path, TEXT_RECORDS, body))
 
     def _begin(self) -> None:
         """Repeat a request that has no response; there is no handshake."""
-        self._buffer = b""
+        self._splitter = Splitter()
         self.connects += 1
         self._served()
         if self._asked:
@@ -77,21 +78,12 @@ class KeptProducer(NumberedSender, LastingClient):
 
     def data_received(self, data: bytes) -> None:
         """Handle responses."""
-        self._buffer += data
-        head, separator, rest = self._buffer.partition(b"\r\n\r\n")
-        if not separator:
-            return
-        status, *lines = head.decode("latin-1").split("\r\n")
-        fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        length = int(fields.get("content-length", "0"))
-        if len(rest) < length:
-            return
-        self._buffer = rest[length:]
-        self._answered(int(status.split(" ")[1]), float(fields.get("retry-after", "0")), rest[:length])
-        if fields.get("connection", "").lower() == "close" and self._transport is not None:
-            self._transport.close()  # a further request would get no response (RFC 9112 section 9.6)
-        else:
-            self.push()
+        for status, fields, body in self._splitter.feed(data):
+            self._answered(status, float(fields.get("retry-after", "0")), body)
+            if fields.get("connection", "").lower() == "close" and self._transport is not None:
+                self._transport.close()  # a further request would get no response (RFC 9112 section 9.6)
+            else:
+                self.push()
 
     def _answered(self, status: int, retry_after_s: float, body: bytes) -> None:
         if not self._asked:
