@@ -4,7 +4,8 @@ The CPU time is that of the JVM, its Python workers and the driver's Python.
 
 The steps take turns, and each starts with a smaller topic that does not count (Java compiles). CPU time is measured
 instead of wall time, so a busy machine changes little. A step that reaches its time limit is stopped, and its rate is
-that of the records read so far.
+that of the records read so far. Each query is planned and compiled anew: the steady rate is that of the second half of
+a step, and what the whole took longer than at this rate is its start.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ STEP_MS: Final = 20
 PARTITIONS: Final = 3
 AT_ONCE: Final = 100_000  # the most records of a micro-batch
 WARM_UP: Final = 200_000
+LOOK_S: Final = 0.2
+"""How often a step is asked whether half of it is done."""
 WHOLE_HEAP: Final = "-Xms2g -XX:+AlwaysPreTouch"
 """The heap that a job has after a while. Otherwise each collection between steps would shrink it, and the first access
 to its pages costs nearly as much as parsing a reading."""
@@ -79,6 +82,31 @@ class Plan(NamedTuple):
     only: tuple[str, ...] = ()  # names of steps; empty for all
 
 
+class Measured(NamedTuple):
+    """What a step has read, and the CPU time that it took; 0 for the first half of a step of a single batch."""
+
+    rows: int
+    seconds: float
+    first_rows: int
+    first_seconds: float
+    whole: bool  # finished within its time limit
+
+    @property
+    def rate(self) -> float:
+        """Records per CPU second."""
+        return self.rows / self.seconds
+
+    @property
+    def steady(self) -> float:
+        """Records per CPU second of the second half."""
+        return (self.rows - self.first_rows) / (self.seconds - self.first_seconds)
+
+    @property
+    def start_s(self) -> float:
+        """The CPU seconds that the step took longer than at its steady rate."""
+        return self.seconds - self.rows / self.steady
+
+
 Start = Callable[[Topics, Path], StreamingQuery]
 
 
@@ -94,26 +122,33 @@ async def run(bootstrap: str, plan: Plan) -> int:
         conf={"spark.sql.streaming.numRecentProgressUpdates": "10000"}, java_options=WHOLE_HEAP,
     )  # fmt: skip
     steps = {name: step for name, step in _steps(spark, bootstrap).items() if not plan.only or name in plan.only}
-    rates: dict[str, list[float]] = {name: [] for name in steps}
+    measured: dict[str, list[Measured]] = {name: [] for name in steps}
     least = dict(plan.least)
     kept = steps.keys() >= set(plan.only)
     for turn in range(plan.rounds):
         for name, step in steps.items():
             if not turn:
-                _run(spark, step, warm, plan.step_s)
+                _run(spark, step, warm, plan)
             began = time.monotonic()
-            rows, seconds, whole = _run(spark, step, topics, plan.step_s)
+            one = _run(spark, step, topics, plan)
             wall = time.monotonic() - began
-            rates[name].append(rows / seconds)
-            kept &= rows > 0 and (not whole or rows == plan.readings)
-            note = "" if whole else f", stopped after {plan.step_s:g} s"
-            print(f"{name}: {rows:,} records, {seconds:.1f} CPU s, {wall:.1f} s{note}", flush=True)
-    for name, found in rates.items():
+            measured[name].append(one)
+            kept &= one.rows > 0 and (not one.whole or one.rows == plan.readings)
+            note = "" if one.whole else f", stopped after {plan.step_s:g} s"
+            print(
+                f"{name}: {one.rows:,} records, {one.seconds:.1f} CPU s ({one.start_s:.1f} of them to start), "
+                f"{one.steady:,.0f} per CPU second then, {wall:.1f} s{note}",
+                flush=True,
+            )
+    for name, of_step in measured.items():
+        found = [one.rate for one in of_step]
         fast = median(found) >= least.get(name, 0)
         kept &= fast
         wanted = "" if fast else f", at least {least[name]:,.0f} were expected"
         print(
-            f"{name:20} {median(found):10,.0f} records per CPU second ({min(found):,.0f} to {max(found):,.0f}){wanted}"
+            f"{name:20} {median(found):10,.0f} records per CPU second ({min(found):,.0f} to {max(found):,.0f}); "
+            f"{median(one.start_s for one in of_step):.1f} CPU s to start, "
+            f"then {median(one.steady for one in of_step):,.0f}{wanted}"
         )
     spark.stop()
     return 0 if kept else 1
@@ -188,20 +223,29 @@ def _steps(spark: SparkSession, bootstrap: str) -> dict[str, Start]:
     }
 
 
-def _run(spark: SparkSession, step: Start, topics: Topics, limit_s: float) -> tuple[int, float, bool]:
-    """Run a step and return the number of records read, its CPU seconds, and whether it finished within the limit."""
+def _run(spark: SparkSession, step: Start, topics: Topics, plan: Plan) -> Measured:
+    """Run a step, on all that its time limit allows."""
     with tempfile.TemporaryDirectory() as name:
-        began = _cpu_s(spark)
+        spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr]  # a step must not pay for the previous step's garbage
+        before, until = _cpu_s(), time.monotonic() + plan.step_s
         query = step(topics, Path(name))
-        whole = bool(query.awaitTermination(round(limit_s)))
-        rows = sum(progress["numInputRows"] for progress in query.recentProgress)
+        first_rows, first_s = 0, 0.0
+        while not (whole := bool(query.awaitTermination(LOOK_S))) and time.monotonic() < until:  # type: ignore[arg-type]
+            batches = 0 if first_rows or not (progress := query.lastProgress) else progress["batchId"] + 1
+            if 2 * AT_ONCE * batches >= plan.readings:
+                first_rows, first_s = _rows(query), _cpu_s() - before
+        rows = _rows(query)
         query.stop()
-        return rows, _cpu_s(spark) - began, whole
+        spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr]  # its own
+        return Measured(rows, _cpu_s() - before, first_rows, first_s, whole)
 
 
-def _cpu_s(spark: SparkSession) -> float:
+def _rows(query: StreamingQuery) -> int:
+    return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+
+def _cpu_s() -> float:
     """The CPU seconds that the session's JVM, its Python workers and this process have used so far."""
-    spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr]  # a step must not pay for the previous step's garbage
     tree = _tree(SparkContext._gateway.proc.pid)  # type: ignore[union-attr]
     return time.process_time() + sum(process_cpu(pid, ended_children=True) for pid in tree)
 

@@ -2,7 +2,7 @@
  * Mapping an AMQP message to a record, in C: `mapping.amqp.incoming.to_record` for messages of common clients.
  *
  * The Python code is the reference. Every message that is not handled here, or that is refused, is left to it: both
- * give the same record or the same error for every input (tests, and `loadtest.bench.amqp_mutated`). Every read is
+ * give the same record or the same error for every input (tests, and `tests.support.amqp_mutated`). Every read is
  * checked against the end of the enclosing value first.
  *
  * Handled is what known clients send (`loadtest/clients/amqp_shapes.json`): a body of one section, and before it header,

@@ -45,8 +45,8 @@ def records(source: DataFrame) -> DataFrame:
 
 def header(headers: str, name: str | Column) -> Column:
     """Return the first header with this name as text; null if there is none or its value is not UTF-8."""
-    wanted = F.lit(name) if isinstance(name, str) else name
-    return text_of(F.get(F.filter(headers, lambda header: header["key"] == wanted), F.lit(0))["value"])
+    all_ = F.col(headers)
+    return text_of(F.get(all_["value"], F.array_position(all_["key"], name).cast("int") - 1))
 
 
 def term(of: Term) -> Column:

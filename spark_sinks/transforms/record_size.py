@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -12,6 +12,7 @@ from spark_sinks.read.headers import ERROR, ORIGIN_LENGTH
 from spark_sinks.spark.progress import DEAD_LETTERS, OBSERVED
 
 KAFKA_HEADERS: Final = "array<struct<key: string, value: binary>>"
+_TEXTS: Final = "array<string>"
 FRAME: Final = 100
 """The most bytes of a batch of one record besides its key, value and headers."""
 PER_HEADER: Final = 8
@@ -30,19 +31,20 @@ def size(record: Column) -> Column:
     return F.lit(FRAME) + _length(record["key"]) + _length(record["value"]) + _headers_size(record["headers"])
 
 
+def size_of_all(records: Column) -> Column:
+    """Return an upper bound of the bytes that Kafka needs for the largest of an array of records, all with headers."""
+    texts = F.concat_ws("", *(records[name].cast(_TEXTS) for name in ("key", "value")))
+    return F.lit(FRAME) + F.octet_length(texts) + _headers_size(F.flatten(records["headers"]))
+
+
 def _length(data: Column) -> Column:
     return F.coalesce(F.octet_length(data), F.lit(0))
 
 
 def _headers_size(headers: Column) -> Column:
-    return F.coalesce(
-        F.aggregate(
-            headers,
-            F.lit(0),
-            lambda total, header: total + PER_HEADER + _length(header["key"]) + _length(header["value"]),
-        ),
-        F.lit(0),
-    )
+    # Joined, and not added up one by one, because Java compiles a function of one header for each query.
+    texts = F.concat_ws("", headers["key"], headers["value"].cast(_TEXTS))
+    return F.coalesce(F.octet_length(texts) + F.size(headers) * PER_HEADER, F.lit(0))
 
 
 def limit_of(topic: Column, limits: Mapping[str, int]) -> Column:
@@ -53,12 +55,20 @@ def limit_of(topic: Column, limits: Mapping[str, int]) -> Column:
     return found
 
 
-def too_large(record: Column, topic: Column, limits: Mapping[str, int]) -> Column:
+def too_large(record: Column, topic: Column, limit: Column) -> Column:
     """Return why a record does not fit into its topic; null if it fits."""
-    bytes_, limit = size(record), limit_of(topic, limits)
+    bytes_ = size(record)
     return F.when(
         bytes_ > limit, F.format_string("its result has %d bytes, and the topic %s takes %d", bytes_, topic, limit)
     )
+
+
+def seldom(of: Column, made: Callable[[Column], Column]) -> Column:
+    """Return `made(of)`, for what few records need.
+
+    Spark generates no code for `zip_with`. Else Java would compile it for each query, which costs more than it saves.
+    """
+    return F.get(F.zip_with(F.array(of), F.array(F.lit(0)), lambda one, _: made(one)), F.lit(0))
 
 
 def shortened(record: Column, added: Column, limit: int) -> Column:
@@ -67,17 +77,23 @@ def shortened(record: Column, added: Column, limit: int) -> Column:
     A key, or headers, longer than a quarter of the limit are left out; of the value, the end. `ORIGIN_LENGTH` then has
     the length of the value.
     """
-    kept = F.coalesce(record["headers"].cast(KAFKA_HEADERS), F.array().cast(KAFKA_HEADERS))
+    none = F.array().cast(KAFKA_HEADERS)
+    kept = F.coalesce(record["headers"].cast(KAFKA_HEADERS), none)
     whole = F.struct(record["key"].alias("key"), record["value"].alias("value"), F.concat(kept, added).alias("headers"))
-    key = F.when(F.octet_length(record["key"]) <= limit // SHARE, record["key"])
-    few = F.when(_headers_size(kept) <= limit // SHARE, kept).otherwise(F.array().cast(KAFKA_HEADERS))
-    length = F.array(header(ORIGIN_LENGTH, _length(record["value"]))).cast(KAFKA_HEADERS)
-    headers = F.concat(few, added, length)
-    room = F.greatest(F.lit(limit - FRAME) - _length(key) - _headers_size(headers), F.lit(0))
-    cut = F.struct(
-        key.alias("key"), F.substring(record["value"], F.lit(1), room).alias("value"), headers.alias("headers")
+
+    def cut(of: Column) -> Column:
+        key = F.when(F.octet_length(of["key"]) <= limit // SHARE, of["key"])
+        few = F.when(_headers_size(of["kept"]) <= limit // SHARE, of["kept"]).otherwise(none)
+        length = F.array(header(ORIGIN_LENGTH, _length(of["value"]))).cast(KAFKA_HEADERS)
+        headers = F.concat(few, of["added"], length)
+        room = F.greatest(F.lit(limit - FRAME) - _length(key) - _headers_size(headers), F.lit(0))
+        value = F.substring(of["value"], F.lit(1), room)
+        return F.struct(key.alias("key"), value.alias("value"), headers.alias("headers"))
+
+    parts = F.struct(
+        record["key"].alias("key"), record["value"].alias("value"), kept.alias("kept"), added.alias("added")
     )
-    return F.when(size(whole) > limit, cut).otherwise(whole)
+    return F.when(size(whole) > limit, seldom(parts, cut)).otherwise(whole)
 
 
 def fitting(records: DataFrame, limits: Mapping[str, int], letters_topic: str) -> DataFrame:
@@ -88,13 +104,17 @@ def fitting(records: DataFrame, limits: Mapping[str, int], letters_topic: str) -
         limits: by topic, the most bytes of a record.
         letters_topic: the topic for dead letters.
     """
-    record = F.struct("key", "value", F.col("headers").cast(KAFKA_HEADERS).alias("headers"))
-    checked = records.select("topic", record.alias("_record"), too_large(record, F.col("topic"), limits).alias("_why"))
-    counted = checked.observe(OBSERVED, F.count_if(F.col("_why").isNotNull()).alias(DEAD_LETTERS))
-    reason = F.array(header(ERROR, F.col("_why"))).cast(KAFKA_HEADERS)
-    letter = shortened(F.col("_record"), reason, limits[letters_topic])
-    fits = F.col("_why").isNull()
+    names = ("key", "value", "headers")
+    typed = records.select("topic", "key", "value", F.col("headers").cast(KAFKA_HEADERS).alias("headers"))
+    over = size(F.struct(*names)) > limit_of(F.col("topic"), limits)
+    counted = typed.withColumn("_over", over).observe(OBSERVED, F.count_if("_over").alias(DEAD_LETTERS))
+
+    def letter(record: Column) -> Column:
+        reason = too_large(record, record["topic"], limit_of(record["topic"], limits))
+        return shortened(record, F.array(header(ERROR, reason)).cast(KAFKA_HEADERS), limits[letters_topic])
+
+    made = seldom(F.struct("topic", *names), letter)
     return counted.select(
-        F.when(fits, F.col("topic")).otherwise(letters_topic).alias("topic"),
-        F.when(fits, F.col("_record")).otherwise(letter).alias("_record"),
-    ).select("topic", "_record.*")
+        F.when(F.col("_over"), letters_topic).otherwise(F.col("topic")).alias("topic"),
+        *(F.when(F.col("_over"), made[name]).otherwise(F.col(name)).alias(name) for name in names),
+    )

@@ -12,7 +12,7 @@ from mapping.record import CONTENT_TYPE
 from spark_sinks.read.decode import LARGEST
 from spark_sinks.spark.progress import DEAD_LETTERS, OBSERVED
 from spark_sinks.transforms.dead_letters import letter
-from spark_sinks.transforms.record_size import KAFKA_HEADERS, header, too_large
+from spark_sinks.transforms.record_size import KAFKA_HEADERS, header, seldom, size_of_all, too_large
 
 JSON: Final = "application/json"
 EMIT: Final = "emit"
@@ -43,7 +43,7 @@ def json_records(results: DataFrame, by: Iterable[str], *, final: bool = False) 
     """Convert each row to a JSON record, with the `by` columns as key. A number that is not finite is left out."""
     fields = [finite(name) if kind == "double" else F.col(name) for name, kind in results.dtypes]
     made = json_record([F.col(name) for name in by], fields, final=final)
-    return results.select(made.alias("made")).select("made.*")
+    return results.select(*(made[name].alias(name) for name in ("key", "value", "headers")))
 
 
 def finite(name: str) -> Column:
@@ -54,7 +54,7 @@ def finite(name: str) -> Column:
 def headers(*pairs: tuple[str, Column]) -> Column:
     """Return Kafka headers with these names and values (as text), without those whose value is null."""
     made = F.array(*(header(name, value) for name, value in pairs))
-    return F.filter(made, lambda record: record["value"].isNotNull()).cast(KAFKA_HEADERS)
+    return F.filter(made, lambda one: one["value"].isNotNull()).cast(KAFKA_HEADERS)
 
 
 def good(checked: DataFrame) -> DataFrame:
@@ -74,22 +74,19 @@ def routed(checked: DataFrame, made: Column, topic: str, letters_topic: str, lim
         letters_topic: the topic for dead letters.
         limits: by topic, the most bytes of a record.
     """
-
-    def at(place: str, records: Column) -> Column:
-        return F.transform(
-            records,
-            lambda record: F.struct(
-                F.lit(place).alias("topic"), record["key"].alias("key"), record["value"].alias("value"),
-                record["headers"].alias("headers"),
-            ),
-        )  # fmt: skip
-
     made_once = checked.withColumn("_made", F.when(F.col("error").isNull(), made))
-    reasons = F.transform("_made", lambda record: too_large(record, F.lit(topic), limits))
-    refused = F.get(F.filter(reasons, lambda why: why.isNotNull()), F.lit(0))
+    limit = F.lit(limits[topic])
+
+    def first_too_large(records: Column) -> Column:
+        reasons = F.transform(records, lambda one: too_large(one, F.lit(topic), limit))
+        return F.get(F.filter(reasons, lambda why: why.isNotNull()), F.lit(0))
+
+    refused = F.when(size_of_all(F.col("_made")) > limit, seldom(F.col("_made"), first_too_large))
+    judged = made_once.withColumn("error", F.coalesce("error", refused))
     error = F.col("error")
-    judged = made_once.withColumn("error", F.coalesce(error, refused))
     counted = judged.observe(OBSERVED, F.count_if(error.isNotNull()).alias(DEAD_LETTERS))
-    letters = F.array(letter(F.col("record"), error, limits[letters_topic]))
-    placed = F.when(error.isNull(), at(topic, F.col("_made"))).otherwise(at(letters_topic, letters))
-    return counted.select(F.explode(placed).alias("placed")).select("placed.*")
+    bad = seldom(F.struct("record", "error"), lambda of: letter(of["record"], of["error"], limits[letters_topic]))
+    return counted.select(
+        F.when(error.isNull(), topic).otherwise(letters_topic).alias("topic"),
+        F.explode(F.when(error.isNull(), F.col("_made")).otherwise(F.array(bad))).alias("placed"),
+    ).select("topic", "placed.*")

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.bench.amqp_mutated import DESTINATIONS, compare, fate, mapped_in_python
 from loadtest.clients.amqp_messages import FORMS, encodings, jms_text, many_keys, minimal, typical
 from loadtest.clients.amqp_shapes import CAPTURED, shapes
 from mapping.amqp import incoming
@@ -22,6 +21,7 @@ from mapping.record import Received, Record
 from protocols.amqp import primitives
 from tests.reference import amqp_mapping
 from tests.support.amqp_messages import messages_of, section
+from tests.support.amqp_mutated import DESTINATIONS, compare, fate, mapped_in_python
 
 HERE = DESTINATIONS[0]
 MESSAGES = shapes() | {kind.__name__: [kind(1, b"value")] for kind in (minimal, many_keys, typical, jms_text)}
@@ -76,7 +76,7 @@ def test_a_run_ends_before_the_message_that_cannot_be_mapped(
 
 
 def test_thousands_of_mutations_give_the_same_result() -> None:
-    """`python -m loadtest.bench.amqp_mutated` checks a million."""
+    """`python -m tests.support.amqp_mutated` checks a million."""
     records, taken = compare(8_000, seed=2)
     assert records > taken > 1_000
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadtest.bench.http_mutated import agrees, compare
 from mapping.record import Record
 from mapping.rest.incoming import RUN, Target, from_lines
 from protocols.rest.media import Format
+from tests.support.http_mutated import agrees, compare
 
 HEADERS = (("content-type", b"application/json"), ("gw.client", b"me"))
 SPACES = st.text(" \t\r\n", max_size=2)
@@ -76,7 +76,7 @@ def test_bodies_as_a_whole_have_the_same_fate(form: Format, body: bytes) -> None
 
 
 def test_thousands_of_mutations_have_the_same_fate() -> None:
-    """A million have, by `python -m loadtest.bench.http_mutated`."""
+    """A million have, by `python -m tests.support.http_mutated`."""
     plain, records = compare(4_000, seed=2)
     assert 1_000 < plain < records
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadtest.bench.mqtt_mutated import compare
 from protocols.mqtt import _native as native
 from protocols.mqtt import receiving
 from protocols.mqtt.connection import Connection
@@ -21,6 +20,7 @@ from tests.protocols.mqtt.client import opened, send_publish
 from tests.protocols.mqtt.test_runs import packets
 from tests.protocols.mqtt.wire import varint, wire
 from tests.reference import mqtt_usual
+from tests.support.mqtt_mutated import compare
 
 ANNOUNCED = (
     Properties(),
@@ -115,7 +115,7 @@ def test_any_bytes(stream: bytes) -> None:
 
 
 def test_thousands_of_mutations_mean_the_same() -> None:
-    """A million do, by `python -m loadtest.bench.mqtt_mutated`."""
+    """A million do, by `python -m tests.support.mqtt_mutated`."""
     done, publishes = compare(4_000, seed=2)
     assert done >= 4_000
     assert publishes > 500

@@ -1,6 +1,6 @@
 """Compares the C and Python mappings of AMQP messages on randomly mutated messages of real clients.
 
-    python -m loadtest.bench.amqp_mutated [--count 1000000] [--seed 1]
+    python -m tests.support.amqp_mutated [--count 1000000] [--seed 1]
 
 Stops at the first difference. Otherwise prints how many messages were compared, how many became records, and how many
 of these were mapped in C.

@@ -1,6 +1,6 @@
 """Compares the C and Python MQTT decoders on randomly mutated PUBLISH packets of the load tests.
 
-    python -m loadtest.bench.mqtt_mutated [--count 1000000] [--seed 1]
+    python -m tests.support.mqtt_mutated [--count 1000000] [--seed 1]
 
 Stops at the first difference. Otherwise prints how many packets were compared and how many were valid PUBLISHes.
 """
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 from unittest import mock
 
-from loadtest.bench.amqp_mutated import damaged
 from loadtest.clients.mqtt_wire import connect_packet
 from loadtest.clients.pace import Pace
 from loadtest.numbering import Numbering
@@ -22,6 +21,7 @@ from protocols.mqtt import _native, receiving
 from protocols.mqtt.connection import Connection
 from protocols.mqtt.packets import Publish
 from protocols.mqtt.properties import Properties
+from tests.support.amqp_mutated import damaged
 
 RUN: Final = 6  # maximum number of packets in a stream
 ANNOUNCED: Final = (

@@ -1,6 +1,6 @@
 """Compares the mapping of plain HTTP records with that of any, on randomly mutated bodies of the load tests.
 
-    python -m loadtest.bench.http_mutated [--count 1000000] [--seed 1]
+    python -m tests.support.http_mutated [--count 1000000] [--seed 1]
 
 Stops at the first difference. Otherwise prints how many bodies were compared, how many had only plain records, and how
 many records they became.
@@ -13,13 +13,13 @@ import random
 from collections.abc import Iterator
 from typing import Final
 
-from loadtest.bench.amqp_mutated import damaged
 from loadtest.numbering import Numbering
 from loadtest.run.shapes import Shape, Template
 from mapping.record import Record
 from mapping.rest.incoming import Target
 from protocols.rest.errors import RestError
 from protocols.rest.media import Format
+from tests.support.amqp_mutated import damaged
 
 LIMIT: Final = 100
 HEADERS: Final = (("gw.client", b"mutated"),)
