@@ -26,7 +26,7 @@ SAY_COMPILER = command -v cc >/dev/null \
 	|| echo "python-qpid-proton and Trivium's extensions are built from source: install a C compiler and Python's headers (Debian, Ubuntu: apt-get install gcc python3-dev)" >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python check-java jars pythons run cluster test test-core test-cluster coverage sanitize clients wheel-check site sbom workflows spec lint format clauses picture tables lock clean
+.PHONY: help setup check-python check-java jars pythons run cluster test test-core test-cluster coverage sanitize fuzz clients wheel-check site sbom workflows spec lint format clauses picture tables lock clean
 
 help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -116,6 +116,9 @@ sanitize: $(INSTALLED)  ## Run the tests of the C extensions under the sanitizer
 	CFLAGS="$(SANITIZE)" $(BIN)/python setup.py --quiet build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
 	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 		$(BIN)/pytest -q -o pythonpath="$(SANITIZED)/lib ." $(ARGS) $$(find tests -name test_native.py)
+
+fuzz: ARGS = --hypothesis-profile=fuzz -k "any or reference or damaged or mistake" --timeout=0
+fuzz: sanitize  ## The same with 3,000 random inputs for each test of a function in C
 
 lint: $(INSTALLED)  ## Run ruff, mypy and import-linter
 	$(BIN)/ruff check

@@ -7,7 +7,10 @@
 
 #include <stdlib.h>
 #include <string.h>
+#if PY_VERSION_HEX < 0x030C0000
 #include <structmember.h>
+#define Py_T_OBJECT_EX T_OBJECT_EX
+#endif
 
 /* What became of one message or packet. */
 typedef enum { FAILED = -1, LEFT = 0, TAKEN = 1 } Verdict; /* a Python error is set; left to Python; done */
@@ -54,7 +57,7 @@ find_fields(const Place *places, size_t count)
         PyObject *found = PyObject_GetAttrString(*places->type, places->name);
         const PyMemberDef *member
             = found && Py_IS_TYPE(found, &PyMemberDescr_Type) ? ((PyMemberDescrObject *)found)->d_member : NULL;
-        int is_field = member && member->type == T_OBJECT_EX;
+        int is_field = member && member->type == Py_T_OBJECT_EX;
         if (is_field) {
             *places->place = member->offset;
         }

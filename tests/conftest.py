@@ -41,6 +41,9 @@ BOOTSTRAP = "TRIVIUM_TEST_BOOTSTRAP"
 # No deadline for an example, as with CI set: the first one pays for its imports, and the machine is busy.
 SLOW = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile("unhurried", hypothesis.settings(), deadline=None, suppress_health_check=SLOW)
+hypothesis.settings.register_profile(
+    "fuzz", hypothesis.settings.get_profile("unhurried"), max_examples=3_000, derandomize=False
+)  # make fuzz
 hypothesis.settings.load_profile("unhurried")
 # Each JVM of the tests lives only for seconds. In that time the C2 compiler costs more than it gains.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")

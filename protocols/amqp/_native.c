@@ -1,6 +1,6 @@
 /*
  * The work per delivery, for a run of deliveries in one call: this file calls proton's C functions directly, and no
- * Python code runs between two deliveries. `deliveries.py` has the same functions in Python.
+ * Python code runs between two deliveries. `tests/reference/amqp_deliveries.py` has the same functions in Python.
  *
  * The functions are those of the library that `cproton` has loaded: cffi returns their addresses and their types, and a
  * version of proton with other types is refused at import.
@@ -103,24 +103,19 @@ change(PyObject *link, Py_ssize_t place, Py_ssize_t by)
     return number ? 0 : -1;
 }
 
-/* Write the run's changes to its link, and clear the run. An error that is set stays set. */
+/* Write the run's changes to its link, and clear the run. An error may be set. */
 static Verdict
 end_run(Run *run)
 {
     if (!run->handle) {
         return TAKEN;
     }
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
     int failed = change(run->link, at.credit, -run->taken) || change(run->link, at.held, run->held)
                  || change(run->link, at.held_bytes, run->bytes);
     run->handle = NULL;
     Py_CLEAR(run->link);
     Py_CLEAR(run->deliveries);
     Py_CLEAR(run->messages);
-    if (type) {
-        PyErr_Restore(type, error, traceback);
-    }
     return failed ? FAILED : TAKEN;
 }
 
@@ -303,9 +298,18 @@ take_usual(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t g
 }
 
 static PyObject *
-accept(PyObject *Py_UNUSED(module), PyObject *deliveries)
+accept(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t given)
 {
-    PyObject *all = PySequence_Fast(deliveries, "deliveries are a sequence");
+    if (check_count("accept", given, 2) < 0) {
+        return NULL;
+    }
+#ifndef NDEBUG
+    pn_link_t *handle = pointer_of(PyObject_GetAttr(arguments[0], py.address));
+    if (!handle) {
+        return NULL;
+    }
+#endif
+    PyObject *all = PySequence_Fast(arguments[1], "deliveries are a sequence");
     if (!all) {
         return NULL;
     }
@@ -319,6 +323,13 @@ accept(PyObject *Py_UNUSED(module), PyObject *deliveries)
             Py_DECREF(all);
             return NULL;
         }
+#ifndef NDEBUG
+        if (pn.link(delivery) != handle) { /* one that was settled has no link, or another one's */
+            Py_DECREF(all);
+            PyErr_SetString(PyExc_AssertionError, "not a live delivery of this link");
+            return NULL;
+        }
+#endif
         pn.update(delivery, ACCEPTED);
         pn.settle(delivery);
     }
@@ -398,10 +409,10 @@ send_messages(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_
 }
 
 static PyMethodDef functions[] = {
-    {"take_usual", (PyCFunction)(void (*)(void))take_usual, METH_FASTCALL, PyDoc_STR("See deliveries.py.")},
-    {"accept", accept, METH_O, PyDoc_STR("See deliveries.py.")},
-    {"send", (PyCFunction)(void (*)(void))send_messages, METH_FASTCALL, PyDoc_STR("See deliveries.py.")},
-    {"scan", (PyCFunction)(void (*)(void))scan, METH_FASTCALL, PyDoc_STR("See formats.py.")},
+    {"take_usual", (PyCFunction)(void (*)(void))take_usual, METH_FASTCALL, PyDoc_STR("See _native.pyi.")},
+    {"accept", (PyCFunction)(void (*)(void))accept, METH_FASTCALL, PyDoc_STR("See _native.pyi.")},
+    {"send", (PyCFunction)(void (*)(void))send_messages, METH_FASTCALL, PyDoc_STR("See _native.pyi.")},
+    {"scan", (PyCFunction)(void (*)(void))scan, METH_FASTCALL, PyDoc_STR("See _native.pyi.")},
     {NULL, NULL, 0, NULL},
 };
 
@@ -453,7 +464,7 @@ look_up_proton(void)
 }
 
 static int
-set_up(PyObject *Py_UNUSED(module))
+set_up(PyObject *module)
 {
     static const Wanted wanted[] = {
         {"protocols.amqp.links", "Link", &py.link},
@@ -475,6 +486,13 @@ set_up(PyObject *Py_UNUSED(module))
         {&py.accepted, "deliveries", &at.accepted.deliveries},
     };
     py.address = PyUnicode_InternFromString("address");
+#ifndef NDEBUG
+    if (PyModule_AddIntConstant(module, "CHECKS_ADDRESSES", 1) < 0) {
+        return -1;
+    }
+#else
+    (void)module;
+#endif
     return py.address && look_up_proton() == 0 && LOOK_UP(wanted) == 0 && FIND_FIELDS(places) == 0 ? 0 : -1;
 }
 

@@ -18,8 +18,8 @@ def take_usual(
         The type of the first event that is left for the engine, or 0 when there is none.
     """
 
-def accept(deliveries: Sequence[int | None], /) -> None:
-    """Settle received deliveries as accepted; None stands for one that the peer sent settled."""
+def accept(link: Any, deliveries: Sequence[int | None], /) -> None:
+    """Settle received deliveries of a link as accepted; None stands for one that the peer sent settled."""
 
 def send(
     link: Any,

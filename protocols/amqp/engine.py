@@ -141,7 +141,7 @@ class Engine(Transacting):
                 if delivery is not None:
                     self._conclude(link, native.delivery_at(delivery), outcomes.ACCEPTED)
         else:
-            accept(deliveries)
+            accept(link, deliveries)
 
     def settle_delivery(self, link: Link, delivery: Any, state: DeliveryState) -> None:
         """Settle one received delivery with `state`."""

@@ -20,7 +20,7 @@ def take_usual(
     return int(lib.pn_event_type(event)) if event else 0
 
 
-def accept(deliveries: Sequence[int | None]) -> None:
+def accept(_link: Any, deliveries: Sequence[int | None]) -> None:
     for address in deliveries:
         if address is not None:
             delivery = native.delivery_at(address)

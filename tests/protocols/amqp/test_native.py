@@ -290,8 +290,9 @@ def test_nothing_is_leaked() -> None:
         ("take_usual", ()),
         ("take_usual", ({}, {}, False, ())),
         ("take_usual", ([], {}, False, [])),
-        ("accept", (3,)),
-        ("accept", (["a"],)),
+        ("accept", ([1],)),
+        ("accept", (Addressed(1), 3)),
+        ("accept", (Addressed(1), ["a"])),
         ("send", (Addressed(1), 2, [b"data"], None)),
         ("send", (Addressed("link"), 2, [b"data"], None, {})),
         ("send", (Addressed(1), "number", [b"data"], None, {})),
@@ -306,7 +307,9 @@ def test_arguments_of_other_types_are_refused(function: str, given: tuple[Any, .
         getattr(_native, function)(*given)
 
 
-@pytest.mark.parametrize(("function", "given"), [("accept", ([0],)), ("send", (Addressed(0), 2, [b"data"], None, {}))])
+@pytest.mark.parametrize(
+    ("function", "given"), [("accept", (Addressed(1), [0])), ("send", (Addressed(0), 2, [b"data"], None, {}))]
+)
 def test_a_null_address_is_refused(function: str, given: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="null address"):
         getattr(_native, function)(*given)
@@ -314,6 +317,18 @@ def test_a_null_address_is_refused(function: str, given: tuple[Any, ...]) -> Non
 
 def test_the_tests_run_with_the_extension() -> None:
     assert engine.take_usual is _native.take_usual
+
+
+if hasattr(_native, "CHECKS_ADDRESSES"):  # `make sanitize`: else it would be a use after free
+
+    def test_an_address_that_is_kept_too_long_is_found() -> None:
+        server = Played(transactional=False)
+        server.play(("transfer", 0, 30, False, False, False, False), 1)
+        ((link, delivery, _),) = server.held
+        server.play(("accept", 1), 1)
+        server.connection.data_to_send()
+        with pytest.raises(AssertionError, match="not a live delivery"):
+            _native.accept(link, [delivery])
 
 
 def test_a_message_without_a_token_is_refused() -> None:

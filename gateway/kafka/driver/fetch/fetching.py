@@ -111,9 +111,7 @@ class _LeaderlessLog:
         for topic, number in sorted(lacking)[:1]:
             self._logged_at = now
             log.warning(
-                "partitions have no leader; the others are being read",
-                count=len(lacking),
-                such_as=f"{topic}-{number}",
+                "partitions have no leader; the others are being read", count=len(lacking), such_as=f"{topic}-{number}"
             )
 
 
