@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import socket
 import struct
 from typing import Final, cast
@@ -36,7 +35,6 @@ class Proxy:
 
     Attributes:
         delay_s: delay of every piece in each direction.
-        jitter_s: the largest additional delay, chosen at random.
         rate: bytes per second in each direction of each connection. None means no limit.
         accepted: number of accepted connections.
         cuts: number of connections that were cut.
@@ -45,7 +43,6 @@ class Proxy:
     def __init__(self, target: tuple[str, int]) -> None:
         """Prepare a proxy that does not listen yet."""
         self.delay_s = 0.0
-        self.jitter_s = 0.0
         self.rate: float | None = None
         self.accepted = 0
         self.cuts = 0
@@ -128,7 +125,7 @@ class Proxy:
                 data = await source.read(PIECE)
             except OSError:
                 data = b""
-            await due.put((loop.time() + self.delay_s + random.random() * self.jitter_s, data))
+            await due.put((loop.time() + self.delay_s, data))
 
     async def _give(self, pair: Pair, due: asyncio.Queue[tuple[float, bytes]], drain: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
