@@ -14,8 +14,9 @@ endif
 endif
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# What `make run` needs is a part of that.
+RUNNABLE := $(or $(wildcard $(INSTALLED)),$(VENV)/.runnable)
 UV := $(BIN)/uv
-LOCKS := requirements/bootstrap.txt requirements/dev.txt
 NATIVE := setup.py $(shell find gateway mapping protocols -name '*native*.[ch]')
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -32,6 +33,7 @@ help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: check-java $(INSTALLED) jars  ## Install everything; quick when nothing is to do
+	@$(BIN)/python -m tools.class_recording
 
 check-python:
 	@$(PYTHON) -c '' 2>/dev/null \
@@ -44,23 +46,38 @@ check-python:
 check-java: check-python
 	@$(PYTHON) -I gateway/embedded/java.py
 
-$(INSTALLED): $(LOCKS) pyproject.toml $(NATIVE) | check-java
+$(UV): requirements/bootstrap.txt | check-java
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/bootstrap.txt
-	@VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes --build-constraints requirements/dev.txt requirements/dev.txt \
-		|| { $(SAY_COMPILER); exit 1; }
+	@touch $@
+
+# Apart, so that the jars, which a part of pyspark fetches, come beside the other packages.
+FETCHER := $(VENV)/.fetcher
+$(FETCHER): requirements/jars.txt $(UV)
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --require-hashes --build-constraints requirements/run.txt -r $<
+	@touch $@
+
+jars: $(FETCHER)
+	@$(BIN)/python -m tools.fetch_jars
+
+define install
+	@VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes --build-constraints $(1) $(1) || { $(SAY_COMPILER); exit 1; }
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --offline --no-deps --no-build-isolation --editable . \
 		|| { $(SAY_COMPILER); exit 1; }
 	@touch $@
+endef
 
-jars: $(INSTALLED)
-	@$(BIN)/python -m tools.fetch_jars
-	@$(BIN)/python -m tools.class_recording
+$(INSTALLED): requirements/dev.txt pyproject.toml $(NATIVE) $(FETCHER)
+	$(call install,requirements/dev.txt)
+
+$(VENV)/.runnable: requirements/run.txt pyproject.toml $(NATIVE) $(FETCHER)
+	$(call install,requirements/run.txt)
 
 pythons:  ## Show the supported interpreters of this machine, for make test PYTHON=..., and those that are absent
 	@python3 tools/interpreters.py
 
-run: setup  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
+run: check-java  ## Run Kafka, the gateway, the Spark job and demo clients; DURATION=30 ends by itself
+	@$(MAKE) --no-print-directory --jobs=2 $(RUNNABLE) jars
 	@$(BIN)/python -m loadtest.demo $(if $(DURATION),--duration $(DURATION)) $(if $(TRIGGER),--trigger $(TRIGGER))
 
 cluster: setup  ## Run three Kafka brokers as one cluster until Ctrl-C; their data in .trivium/cluster
@@ -148,6 +165,8 @@ lock:  ## Write all lock files anew (versions stay where they fit; UPGRADE=1 tak
 	$(COMPILE) requirements/bootstrap.in --output-file requirements/bootstrap.txt
 	$(COMPILE) pyproject.toml --all-extras --group dev --output-file requirements/dev.txt
 	$(COMPILE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/gateway.txt
+	$(COMPILE) pyproject.toml --extra loadtest --group run --constraint requirements/dev.txt --output-file requirements/run.txt
+	$(COMPILE) --group jars --constraint requirements/dev.txt --output-file requirements/jars.txt
 	$(COMPILE) --group release --output-file requirements/release.txt
 	$(COMPILE) --group site --output-file requirements/site.txt
 	$(BIN)/python -m tools.lock_jars

@@ -1,6 +1,7 @@
 """Create the class data sharing archives of Kafka and Spark, by running each once while Java records its classes.
 
-`python -m tools.class_recording` is part of `make setup`. Kafka takes some seconds and Spark half a minute.
+`python -m tools.class_recording` is part of `make setup`, and `make run` does it beside, after the first result. Kafka
+takes some seconds and Spark half a minute.
 Existing archives are kept; without an archive the programs just start slower. With the argument `kafka` it leaves out
 Spark.
 """
@@ -13,6 +14,7 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 import time
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 KEPT: Final = 3
 """How many archives of the same jars stay in the cache, the newest; each build of Java has its own."""
+UNFINISHED: Final = "recording-"
 STOP_S: Final = 120.0  # Java writes the archive at exit: two seconds (Kafka) or ten (Spark) on an idle machine
 SPARK_S: Final = 240.0  # from Spark's start to its first results; fifteen seconds on an idle machine
 
@@ -83,10 +86,13 @@ def _ensure(archive: Path, jar: Path, record: Record) -> None:
         return
     program, _, _ = archive.name.partition("-")
     archive.parent.mkdir(parents=True, exist_ok=True)
-    with (archive.parent / ".lock").open("w") as lock, tempfile.TemporaryDirectory(dir=archive.parent) as directory:
+    with (archive.parent / ".lock").open("w") as lock, contextlib.ExitStack() as stack:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if archive.exists():
             return
+        for left in archive.parent.glob(f"{UNFINISHED}*"):  # by one that was killed
+            shutil.rmtree(left)
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=archive.parent))
         sys.stderr.write(f"recording the classes of {program.capitalize()}, once\n")
         fresh = Path(directory, archive.name)
         asyncio.run(record(Path(directory), (f"-XX:ArchiveClassesAtExit={fresh}",)))  # written at exit

@@ -122,3 +122,12 @@ def spark(directory: Directory, bootstrap: str, trigger: str, interval: str | No
     if interval is not None:
         argv += ["--interval", interval]
     return Process("Spark", argv, directory, ready="spark.json", errors="spark.err", log="spark.log")
+
+
+def recording(directory: Directory) -> Process:
+    """Create the process that records the classes of Kafka and Spark, if need be, for faster starts the next time.
+
+    It runs at the lowest priority.
+    """
+    argv = ["nice", "-n", "19", sys.executable, "-m", "tools.class_recording"]
+    return Process("recording", argv, directory, ready="none", errors="recording.log", log="recording.log")

@@ -17,7 +17,7 @@ from loadtest.demo import view
 from loadtest.demo.accounts import Accounts
 from loadtest.demo.directory import USUAL_PORTS, Directory
 from loadtest.demo.fleet import SENSORS, Fleet, FleetError
-from loadtest.demo.processes import ProcessError, gateway, spark
+from loadtest.demo.processes import ProcessError, gateway, recording, spark
 from loadtest.ports import free_port
 
 TOPICS: Final = ("sensors", "maximum", "sensors-dlq")
@@ -70,6 +70,8 @@ class Demo:
             directory, f"127.0.0.1:{ports['kafka']}", options.trigger, CHECKPOINTS if real_time else None
         )
 
+        self._recording = recording(directory)
+
     async def run(self) -> int:
         """Start, run and stop everything; return the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -84,6 +86,7 @@ class Demo:
             code = 0 if self._options.duration is None else 1
         finally:
             began = time.perf_counter()
+            await self._recording.stop(CLOSE_S)
             await self._spark.stop(SPARK_STOP_S)
             await self._gateway.stop(GATEWAY_STOP_S)
             view.line(self._console, f"Everything stopped in {time.perf_counter() - began:.1f} s.")
@@ -163,6 +166,7 @@ class Demo:
     async def _announce_first_result(self) -> None:
         await self._accounts.came_back.wait()
         self._say_ready("First result")
+        await self._recording.start()
 
     async def _show(self, addresses: dict[str, Any]) -> None:
         def now() -> Group:

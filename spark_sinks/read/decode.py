@@ -36,6 +36,7 @@ NUMBER: Final = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 MILLISECONDS: Final = (
     r"^([0-9]{1,14}(\.[0-9]*)?|[0-9](\.[0-9]+)?E(9|1[0-3]))$"  # Spark prints fractions with an exponent
 )
+MOST_MILLISECONDS: Final = 10**14 - 1
 ISO_TIME: Final = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?$"
 )
@@ -167,7 +168,9 @@ def _finite(value: Column) -> Column:
 
 def epoch(text: Column) -> Column:
     """Return the number in a sender's time; null if it is none. As a column of its own, it is parsed once."""
-    return F.when(text.rlike(MILLISECONDS), text.try_cast("double"))
+    whole = text.try_cast("bigint")  # of nearly all; a pattern and a double cost four times as much
+    usual = whole.between(0, MOST_MILLISECONDS) & (whole.cast("string") == text)
+    return F.when(usual, whole.cast("double")).when(text.rlike(MILLISECONDS), text.try_cast("double"))
 
 
 def instant(text: Column, number: Column) -> Column:

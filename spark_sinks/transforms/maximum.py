@@ -15,7 +15,6 @@ from spark_sinks.read.decode import (
     BAD_TIME,
     BAD_TIMESTAMP,
     LARGEST,
-    MILLISECONDS,
     NUMBER,
     WHITE_SPACE,
     epoch,
@@ -75,7 +74,7 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
             temperature.alias("temperature"),
             F.coalesce(non_empty(F.col("key_text")), non_empty(fields["sensor"])).alias("sensor"),
             fields["time"].alias("own_time"),
-            F.when(sent.rlike(MILLISECONDS), sent.try_cast("double").try_cast("bigint")).alias("sent"),
+            epoch(sent).try_cast("bigint").alias("sent"),
         )
         .withColumn("epoch", epoch(time))
         .withColumn("time", F.when(time.isNull(), F.col("timestamp")).otherwise(instant(time, F.col("epoch"))))

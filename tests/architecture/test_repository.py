@@ -155,7 +155,9 @@ def test_import_contracts_hold():
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("lock", ["bootstrap.txt", "dev.txt", "gateway.txt", "release.txt", "site.txt"])
+@pytest.mark.parametrize(
+    "lock", ["bootstrap.txt", "dev.txt", "gateway.txt", "jars.txt", "release.txt", "run.txt", "site.txt"]
+)
 def test_every_locked_requirement_has_a_hash(lock):
     text = (ROOT / "requirements" / lock).read_text()
     entries = re.split(r"\n(?=\S)", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
@@ -166,11 +168,22 @@ def test_locks_agree():
     def pins(lock: str) -> set[str]:
         return set(re.findall(r"^[\w.-]+==\S+", (ROOT / "requirements" / lock).read_text(), flags=re.MULTILINE))
 
-    assert pins("gateway.txt") <= pins("dev.txt")
+    assert pins("gateway.txt") <= pins("run.txt") <= pins("dev.txt")
+    assert pins("jars.txt") <= pins("run.txt")
+    large = {"boto3", "deltalake", "duckdb", "numpy", "pandas", "pyarrow"}  # what `make run` need not wait for
+    assert large & {pin.partition("==")[0] for pin in pins("run.txt")} == set()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # Normalized names, as in package indexes (PEP 503).
     named = {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", one)[0]).lower() for one in project["dependencies"]}
     assert named <= {pin.partition("==")[0] for pin in pins("gateway.txt")}
+
+
+def test_no_test_needs_a_benchmark():
+    tests = [path for path in tracked() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] == "tests"]
+    found = [
+        path for path in tests if re.search(r"^\s*(from|import) loadtest\.bench\b", path.read_text(), re.MULTILINE)
+    ]
+    assert found == []
 
 
 def test_a_room_has_at_most_sixteen_modules():

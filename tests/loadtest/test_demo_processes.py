@@ -16,7 +16,7 @@ import pytest
 from loadtest.child import command_line
 from loadtest.demo import directory as places
 from loadtest.demo.directory import Directory, InUseError
-from loadtest.demo.processes import Process, ProcessError
+from loadtest.demo.processes import Process, ProcessError, recording
 from loadtest.ports import free_port
 from tests.support.waiting import wait_until
 
@@ -149,3 +149,10 @@ def test_the_launcher_starts_nothing_for_a_dead_parent() -> None:
     line[line.index(str(os.getpid()))] = "1"
     result = subprocess.run(line, capture_output=True, check=False)
     assert (result.returncode, result.stdout) == (125, b"")
+
+
+async def test_classes_are_recorded_unless_they_are_and_the_process_ends(directory: Directory) -> None:
+    process = recording(directory)
+    await process.start()
+    with pytest.raises(ProcessError, match="exit code 0: no output"):
+        await process.watch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import struct
 from datetime import UTC, datetime
 from pathlib import Path
@@ -128,6 +129,32 @@ def test_epoch_seconds_are_read_as_what_they_are(spark: SparkSession) -> None:
         1_700_000_000_000,
     ]  # fmt: skip
     assert [row.error for row in rows] == [None] * len(texts)
+
+
+def test_a_number_in_a_time_is_what_the_pattern_allows(spark: SparkSession) -> None:
+    chance = random.Random(28)
+    texts = ["".join(chance.choices("0123456789. -+eE\t", k=chance.randint(0, 17))) for _ in range(2_000)]
+    texts += [str(chance.randrange(10 ** chance.randint(1, 19))) for _ in range(2_000)]
+    texts += [
+        "0",
+        "007",
+        "99999999999999",
+        "100000000000000",
+        "-1",
+        "+1",
+        " 1",
+        "1 ",
+        "1.",
+        "1.5",
+        "1.7E9",
+        "9" * 30,
+        "١",
+    ]
+    rows = (
+        spark.createDataFrame([(text,) for text in texts], "text string").select(decode.epoch(F.col("text"))).collect()
+    )
+    allowed = re.compile(decode.MILLISECONDS)
+    assert [row[0] for row in rows] == [float(text) if allowed.search(text) else None for text in texts]
 
 
 def test_json_columns(spark: SparkSession) -> None:

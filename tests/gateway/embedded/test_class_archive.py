@@ -23,6 +23,18 @@ async def test_a_broker_maps_what_another_has_recorded(stoppable: EmbeddedBroker
     assert maps(stoppable.pid, archive)
 
 
+async def test_what_a_killed_recording_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "jars").symlink_to(ensure_jars("kafka")[0].parent)
+    left = tmp_path / "classes" / "recording-killed"
+    left.mkdir(parents=True)
+    recording = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tools.class_recording", "kafka", env={**os.environ, "TRIVIUM_CACHE": str(tmp_path)}
+    )
+    assert await recording.wait() == 0
+    assert archive_path("kafka", find_java(), ensure_jars("kafka", tmp_path), tmp_path).exists()
+    assert not left.exists()
+
+
 def test_each_java_and_each_set_of_jars_has_its_own(tmp_path: Path) -> None:
     java, jars = find_java(), ensure_jars("kafka")
     assert java.build.startswith(f"{java.version}.")
