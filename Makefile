@@ -27,7 +27,7 @@ SAY_COMPILER = command -v cc >/dev/null \
 	|| echo "python-qpid-proton and Trivium's extensions are built from source: install a C compiler and Python's headers (Debian, Ubuntu: apt-get install gcc python3-dev)" >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check-python check-java jars pythons run cluster test test-core test-cluster coverage sanitize fuzz clients wheel-check site sbom workflows spec lint format clauses picture tables lock clean
+.PHONY: help setup check-python check-java jars pythons run cluster test test-core test-cluster coverage sanitize fuzz clients wheel-check site sbom workflows spec lint format clauses picture screens tables lock clean
 
 help:  ## Show the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -151,6 +151,9 @@ clauses: $(INSTALLED)  ## Write docs/conformance-mqtt.md from the marks in the t
 
 picture: $(INSTALLED)  ## Draw docs/architecture.svg from docs/architecture.toml
 	$(BIN)/python -m tools.picture
+
+screens: $(INSTALLED)  ## Take the pictures of README from a run of the demo (needs Chromium)
+	$(BIN)/python -m tools.screens
 
 tables: $(INSTALLED)  ## Write the tables of docs, the dashboards and alerts of deploy, and docs/adr/README.md
 	$(BIN)/python -m tools.tables
