@@ -55,18 +55,16 @@ def limit_of(topic: Column, limits: Mapping[str, int]) -> Column:
     return found
 
 
-def too_large(record: Column, topic: Column, limit: Column) -> Column:
-    """Return why a record does not fit into its topic; null if it fits."""
-    bytes_ = size(record)
-    return F.when(
-        bytes_ > limit, F.format_string("its result has %d bytes, and the topic %s takes %d", bytes_, topic, limit)
-    )
+def why_too_large(bytes_: Column, topic: Column, limit: Column) -> Column:
+    """Return why a record of so many bytes does not fit into its topic."""
+    return F.format_string("its result has %d bytes, and the topic %s takes %d", bytes_, topic, limit)
 
 
 def seldom(of: Column, made: Callable[[Column], Column]) -> Column:
     """Return `made(of)`, for what few records need.
 
-    Spark generates no code for `zip_with`. Else Java would compile it for each query, which costs more than it saves.
+    Spark generates no code for `zip_with`, which Java would compile for each query. `of` is in the plan once, however
+    often `made` uses it: each batch of a stream is planned anew.
     """
     return F.get(F.zip_with(F.array(of), F.array(F.lit(0)), lambda one, _: made(one)), F.lit(0))
 
@@ -78,22 +76,33 @@ def shortened(record: Column, added: Column, limit: int) -> Column:
     the length of the value.
     """
     none = F.array().cast(KAFKA_HEADERS)
-    kept = F.coalesce(record["headers"].cast(KAFKA_HEADERS), none)
-    whole = F.struct(record["key"].alias("key"), record["value"].alias("value"), F.concat(kept, added).alias("headers"))
+
+    def judged(of: Column) -> Column:
+        whole = _record(of["key"], of["value"], F.concat(of["kept"], of["added"]))
+        bytes_ = F.lit(FRAME) + _length(of["key"]) + _length(of["value"]) + _headers_size(whole["headers"])
+        return F.when(bytes_ > limit, cut(of)).otherwise(whole)
 
     def cut(of: Column) -> Column:
-        key = F.when(F.octet_length(of["key"]) <= limit // SHARE, of["key"])
         few = F.when(_headers_size(of["kept"]) <= limit // SHARE, of["kept"]).otherwise(none)
         length = F.array(header(ORIGIN_LENGTH, _length(of["value"]))).cast(KAFKA_HEADERS)
-        headers = F.concat(few, of["added"], length)
-        room = F.greatest(F.lit(limit - FRAME) - _length(key) - _headers_size(headers), F.lit(0))
-        value = F.substring(of["value"], F.lit(1), room)
-        return F.struct(key.alias("key"), value.alias("value"), headers.alias("headers"))
+        key = F.when(F.octet_length(of["key"]) <= limit // SHARE, of["key"])
+        return seldom(_record(key, of["value"], F.concat(few, of["added"], length)), to_room)
+
+    def to_room(of: Column) -> Column:
+        room = F.greatest(F.lit(limit - FRAME) - _length(of["key"]) - _headers_size(of["headers"]), F.lit(0))
+        return _record(of["key"], F.substring(of["value"], F.lit(1), room), of["headers"])
 
     parts = F.struct(
-        record["key"].alias("key"), record["value"].alias("value"), kept.alias("kept"), added.alias("added")
+        record["key"].alias("key"),
+        record["value"].alias("value"),
+        F.coalesce(record["headers"].cast(KAFKA_HEADERS), none).alias("kept"),
+        added.alias("added"),
     )
-    return F.when(size(whole) > limit, seldom(parts, cut)).otherwise(whole)
+    return seldom(parts, judged)
+
+
+def _record(key: Column, value: Column, headers: Column) -> Column:
+    return F.struct(key.alias("key"), value.alias("value"), headers.alias("headers"))
 
 
 def fitting(records: DataFrame, limits: Mapping[str, int], letters_topic: str) -> DataFrame:
@@ -104,17 +113,14 @@ def fitting(records: DataFrame, limits: Mapping[str, int], letters_topic: str) -
         limits: by topic, the most bytes of a record.
         letters_topic: the topic for dead letters.
     """
-    names = ("key", "value", "headers")
     typed = records.select("topic", "key", "value", F.col("headers").cast(KAFKA_HEADERS).alias("headers"))
-    over = size(F.struct(*names)) > limit_of(F.col("topic"), limits)
-    counted = typed.withColumn("_over", over).observe(OBSERVED, F.count_if("_over").alias(DEAD_LETTERS))
-
-    def letter(record: Column) -> Column:
-        reason = too_large(record, record["topic"], limit_of(record["topic"], limits))
-        return shortened(record, F.array(header(ERROR, reason)).cast(KAFKA_HEADERS), limits[letters_topic])
-
-    made = seldom(F.struct("topic", *names), letter)
+    record = F.struct("key", "value", "headers")
+    limit, over = limit_of(F.col("topic"), limits), F.col("_over")
+    sized = typed.withColumn("_over", F.when(size(record) > limit, size(record)))
+    counted = sized.observe(OBSERVED, F.count("_over").alias(DEAD_LETTERS))
+    why = F.array(header(ERROR, why_too_large(over, F.col("topic"), limit))).cast(KAFKA_HEADERS)
+    letter = shortened(record, why, limits[letters_topic])
     return counted.select(
-        F.when(F.col("_over"), letters_topic).otherwise(F.col("topic")).alias("topic"),
-        *(F.when(F.col("_over"), made[name]).otherwise(F.col(name)).alias(name) for name in names),
-    )
+        F.when(over.isNotNull(), letters_topic).otherwise(F.col("topic")).alias("topic"),
+        F.when(over.isNotNull(), letter).otherwise(record).alias("_record"),
+    ).select("topic", "_record.*")

@@ -12,7 +12,7 @@ from mapping.record import CONTENT_TYPE
 from spark_sinks.read.decode import LARGEST
 from spark_sinks.spark.progress import DEAD_LETTERS, OBSERVED
 from spark_sinks.transforms.dead_letters import letter
-from spark_sinks.transforms.record_size import KAFKA_HEADERS, header, seldom, size_of_all, too_large
+from spark_sinks.transforms.record_size import KAFKA_HEADERS, header, seldom, size, size_of_all, why_too_large
 
 JSON: Final = "application/json"
 EMIT: Final = "emit"
@@ -77,15 +77,17 @@ def routed(checked: DataFrame, made: Column, topic: str, letters_topic: str, lim
     made_once = checked.withColumn("_made", F.when(F.col("error").isNull(), made))
     limit = F.lit(limits[topic])
 
-    def first_too_large(records: Column) -> Column:
-        reasons = F.transform(records, lambda one: too_large(one, F.lit(topic), limit))
-        return F.get(F.filter(reasons, lambda why: why.isNotNull()), F.lit(0))
+    def largest_over(records: Column) -> Column:
+        return seldom(F.array_max(F.transform(records, size)), lambda most: F.when(most > limit, why(most)))
 
-    refused = F.when(size_of_all(F.col("_made")) > limit, seldom(F.col("_made"), first_too_large))
+    def why(bytes_: Column) -> Column:
+        return why_too_large(bytes_, F.lit(topic), limit)
+
+    refused = F.when(size_of_all(F.col("_made")) > limit, seldom(F.col("_made"), largest_over))
     judged = made_once.withColumn("error", F.coalesce("error", refused))
     error = F.col("error")
     counted = judged.observe(OBSERVED, F.count_if(error.isNotNull()).alias(DEAD_LETTERS))
-    bad = seldom(F.struct("record", "error"), lambda of: letter(of["record"], of["error"], limits[letters_topic]))
+    bad = letter(F.col("record"), error, limits[letters_topic])
     return counted.select(
         F.when(error.isNull(), topic).otherwise(letters_topic).alias("topic"),
         F.explode(F.when(error.isNull(), F.col("_made")).otherwise(F.array(bad))).alias("placed"),
