@@ -338,7 +338,7 @@ class AmqpConnection(AttachingPeer):
             case Continue(challenge):
                 more = self._connection.sasl_challenge(challenge)
             case Done(identity, last_word, expires_ms):
-                self.identity, self.principal = identity, identity.name
+                self.identity = identity
                 if expires_ms is not None:
                     self._expiry = Expiry(self.services.wall_clock, self._expired)
                     self._expiry.set(expires_ms)

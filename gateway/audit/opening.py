@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 from gateway.audit.sinks import AuditTopicSink, FileSink
 from gateway.audit.trail import AuditTrail
@@ -13,7 +12,6 @@ from gateway.runtime.audited import audit
 from gateway.runtime.secret import Redactor, secrets_in
 from gateway.runtime.spawn import Spawn
 from gateway.settings.config import Config
-from telemetry.metrics import Read
 
 
 def open_trail(
@@ -24,28 +22,24 @@ def open_trail(
     *,
     spawn: Spawn,
     stack: contextlib.AsyncExitStack,
-) -> tuple[Read, Callable[[], None]]:
+) -> AuditTrail:
     """Start the trail; its stop is pushed onto `stack`. Without a file and a topic it stays off.
-
-    Returns:
-        What returns its counts, and what reopens its file.
 
     Raises:
         ConfigError: the file cannot be opened.
     """
     trail = AuditTrail(gateway, Redactor(secrets_in(config)))
-    reopen: Callable[[], None] = lambda: None  # noqa: E731 - there is no file
     if config.audit.file is not None:
         file = FileSink(config.audit.file, trail, spawn)
         stack.push_async_callback(file.stop)
         trail.sinks += (file.write,)
-        reopen = file.reopen
+        trail.reopen = file.reopen
     if config.audit.topic is not None:
         trail.sinks += (AuditTopicSink(config.audit.topic, trail, publisher, topics).write,)
     if trail.sinks:
         audit.trail = trail
         stack.callback(_end, trail)
-    return trail.statistics, reopen
+    return trail
 
 
 def _end(trail: AuditTrail) -> None:

@@ -75,6 +75,10 @@ Sink = Callable[[bytes], bool]
 """Accepts a line without waiting. Returns False if the line is lost."""
 
 
+def _nothing() -> None:
+    """There is no file."""
+
+
 def _shown(text: str) -> str:
     """Shorten a text from outside and replace lone surrogates."""
     return cut(text, TEXT).encode("utf-8", "replace").decode()
@@ -104,6 +108,7 @@ class AuditTrail:
         `redactor` blanks the configuration's secrets, `clock` returns monotonic and `wall_clock` epoch seconds.
         """
         self.sinks: tuple[Sink, ...] = ()
+        self.reopen: Callable[[], None] = _nothing  # at SIGHUP
         self.counts = AuditStatistics()
         self._clock = clock
         self._wall_clock = wall_clock

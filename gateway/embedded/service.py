@@ -73,7 +73,7 @@ class EmbeddedKafka:
 
 @contextlib.contextmanager
 def _part_errors() -> Iterator[None]:
-    """Raise errors of the setup and of the broker as PartError."""
+    """Raise SetupError, of which BrokerError is one, as PartError."""
     try:
         yield
     except SetupError as error:

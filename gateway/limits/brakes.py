@@ -29,6 +29,8 @@ class Waiter(Protocol):
     def resume(self, brake: Brake) -> tuple[int, int]:
         """Continue: it is the waiter's turn. Returns the messages and bytes that it will probably spend now."""
 
+LEAST_WAIT_S: Final = 0.001  # a shorter wait may round to none, and then to another
+
 
 class Brake:
     """One direction of one limit, and the waiters in it."""
@@ -69,7 +71,7 @@ class Brake:
     def _arm(self) -> None:
         mean = next(iter(self._waiting)).mean
         wait_s = self.limit.wait_s(self._clock(), self._ahead_s, mean)
-        self._timer = asyncio.get_running_loop().call_later(wait_s or self._ahead_s, self._turn)
+        self._timer = asyncio.get_running_loop().call_later(max(wait_s, LEAST_WAIT_S) if wait_s else self._ahead_s, self._turn)
 
     def _turn(self) -> None:
         """Let the first waiters continue, as many as the limit covers given the expected spending of each."""

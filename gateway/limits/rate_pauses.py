@@ -97,7 +97,11 @@ class RatePause(abc.ABC):
             self._go_on()
         if self.state is PauseState.WAITING:
             return 0, 0
-        # What was spent during the call is charged already; the rest comes later.
+        return self._still_to_come(messages, size)
+
+    def _still_to_come(self, messages: int, size: int) -> tuple[int, int]:
+        """Return what the client will spend in its turn, by what it has spent since the last one."""
+        # What was spent during the call is charged already.
         return max(0, messages - self._messages), max(0, size - self._size)
 
     def end(self) -> None:
@@ -204,10 +208,11 @@ class ReadingPause(TaskPause):
 class CreditPause(RatePause):
     """Withholds credit from the links of one connection while its client is in debt."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("_served", "_waiting")
 
     def __init__(self, pace: Pace, subject: str) -> None:
         super().__init__(pace, subject)
+        self._served = 0  # links that got credit in the last turn
         self._waiting: dict[Callable[[], None], None] = {}
 
     def grant(self, most: int, mean: float, again: Callable[[], None], held: int) -> int:
@@ -241,8 +246,13 @@ class CreditPause(RatePause):
         waiting, self._waiting = self._waiting, {}
         for again in waiting:
             again()
+        self._served = len(waiting) - len(self._waiting)
         if self.state is PauseState.FREE:
             self._turns = ()
+
+    def _still_to_come(self, messages: int, size: int) -> tuple[int, int]:
+        # The messages are charged with their credit. The bytes are those of one message of each link that got some.
+        return 0, int(self._served * self.mean)
 
 
 class SendingPause(RatePause):

@@ -1,6 +1,6 @@
 """The console: one page for operators, and the event stream (WHATWG HTML section 9.2) that updates it.
 
-The page consists of three files next to this module. It fetches nothing from elsewhere, has no inline code, and shows
+The page consists of three files in `pages`. It fetches nothing from elsewhere, has no inline code, and shows
 texts from clients as text only. Pages with the same filter share one snapshot.
 """
 

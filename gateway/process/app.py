@@ -240,9 +240,9 @@ class App:
             process, kafka, security, own.capacity if (own := self._own_kafka) is not None else any_capacity
         )
         state = self._state = await open_state(process, kafka_log, security.rules, self._give_up)
-        audit_trail = load("audit")
-        if audit_trail is not None:
-            count_audit, reopen_audit = audit_trail.open_trail(
+        trail = None
+        if (audit_part := load("audit")) is not None:
+            trail = audit_part.open_trail(
                 config, state.identity.name, kafka_log.publisher, kafka_log.topics, spawn=process.spawn, stack=stack
             )
         self._servers = make_servers(process, security, kafka_log, state)
@@ -272,8 +272,8 @@ class App:
             metrics.add_source("embedded_kafka", self._own_kafka.capacity.statistics)
         metrics.add_source("flow", pauses.statistics)
         metrics.add_source("drain", self._drain.statistics)
-        if audit_trail is not None:
-            metrics.add_source("audit", count_audit)
+        if trail is not None:
+            metrics.add_source("audit", trail.statistics)
         watch = KafkaWatch(loop, kafka_log.publisher, pauses)
         watch.start()
         stack.callback(watch.stop)
@@ -291,8 +291,8 @@ class App:
 
         def reload(where: Where) -> None:
             audit.act(where, "", "reload")
-            if audit_trail is not None:
-                reopen_audit()
+            if trail is not None:
+                trail.reopen()
             security.certificates.reload()
             logins.reload()
             security.acls.refresh()

@@ -16,10 +16,10 @@ from gateway.rest.server.operation_set import OperationSet
 from gateway.rest.server.overload import OverloadGuard
 from gateway.rest.services import RestServices
 from gateway.rest.streams.feeds import Feeds
-from gateway.runtime.parts import load
+from gateway.runtime.parts import PARTS, load
 
-OPTIONAL: Final = ("cloud events", "confluent", "device requests", "live websockets")
-"""The parts whose entry module has `OPERATIONS`: classes of operation sets, each made with `RestParts`."""
+OPTIONAL: Final = tuple(name for name, part in PARTS.items() if part.contract)
+"""The parts of HTTP. Their entry module has `OPERATIONS`: classes of operation sets, each made with `RestParts`."""
 
 
 class RestParts(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Final
 
@@ -26,6 +27,7 @@ class Part(msgspec.Struct, frozen=True):
     keys: tuple[str, ...] = ()  # settings that mean nothing without it
     contract: tuple[str, ...] = ()  # its files of the HTTP contract
     command: str = ""  # the module of its commands
+    needs: tuple[str, ...] = ()  # other parts, without which it is not installed either
 
 
 PARTS: Final = {
@@ -59,7 +61,7 @@ PARTS: Final = {
         contract=("live.yaml",),
     ),
     "presence": Part("gateway.presence.presence", ("gateway.presence",), ("presence",)),
-    "spark": Part("spark_sinks", ("spark_sinks",), command="gateway.process.commands.spark"),
+    "spark": Part("spark_sinks", ("spark_sinks",), command="gateway.process.commands.spark", needs=("embedded kafka",)),
     "tenants": Part("gateway.tenants.tenants", ("gateway.tenants", "mapping.tenant_rules"), ("security.tenants",)),
     "trace": Part("gateway.trace.pages", ("gateway.trace",), command="gateway.process.commands.trace"),
 }
@@ -81,11 +83,21 @@ def part_of(module: str) -> str | None:
 
 def commands() -> Iterator[ModuleType]:
     """Import the commands of the parts that are installed, without the parts themselves, which load slowly."""
-    for part in PARTS.values():
-        if part.command:
+    for name, part in PARTS.items():
+        if part.command and is_installed(name):
             module = _found(part, part.command)
             if module is not None:
                 yield module
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a part and those that it needs are there, without importing them."""
+    part = PARTS[name]
+    try:
+        there = all(find_spec(module) is not None for module in (part.entry, *part.modules))
+    except ModuleNotFoundError:  # a package above one of them
+        return False
+    return there and all(map(is_installed, part.needs))
 
 
 def _found(part: Part, module: str) -> ModuleType | None:

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from gateway.runtime.parts import load
 from gateway.security.identity import Identity
 from gateway.settings.config import Config
 from gateway.settings.installed import need
@@ -76,7 +77,8 @@ def tenant_source(config: Config, listeners: Sequence[ListenerSettings]) -> Tena
     Raises:
         ConfigError: a source can never name a tenant at any of the listeners, or tenants are not installed.
     """
-    if not config.security.tenants.enabled:
+    part = need("tenants", "security.tenants.sources") if config.security.tenants.enabled else load("tenants")
+    if part is None:
         return NOBODY
-    source: TenantSource = need("tenants", "security.tenants.sources").Tenants(config.security, listeners)
+    source: TenantSource = part.Tenants(config.security, listeners)
     return source

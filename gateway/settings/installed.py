@@ -19,21 +19,25 @@ def need(name: str, key: str) -> ModuleType:
 
 
 def check_installed(config: Config) -> None:
-    """Raise ConfigError for a configured key of a part that is not installed."""
+    """Raise ConfigError for a configured key of a part that is not installed, or if Kafka would be one."""
     for name, part in PARTS.items():
         for key in part.keys:
-            if _is_given(config, key):
-                need(name, key)
+            given = _given(config, key)
+            if given:
+                need(name, given)
+    if config.kafka.bootstrap_servers is None:
+        need("embedded kafka", "kafka.bootstrap_servers is not set")
 
 
-def _is_given(config: Config, key: str) -> bool:
-    """Whether a key, or one in the section of this name, is in the file, the environment or the options."""
+def _given(config: Config, key: str) -> str:
+    """Return the key, or the first one in the section of this name, that has another value than the default; or ""."""
     section: BaseModel = config
-    for step in key.split("."):
-        if step not in section.model_fields_set:
-            return False
-        value = getattr(section, step)
-        if not isinstance(value, BaseModel):
-            return True
-        section = value
-    return bool(section.model_fields_set)
+    *above, last = key.split(".")
+    for step in above:
+        section = getattr(section, step)
+    value, default = getattr(section, last), type(section).model_fields[last].get_default(call_default_factory=True)
+    if value == default:
+        return ""
+    if not isinstance(value, BaseModel):
+        return key
+    return next((found for name in type(value).model_fields if (found := _given(config, f"{key}.{name}"))), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -311,6 +312,30 @@ def test_links_that_wait_for_credit_get_it_when_it_is_there(time: Time) -> None:
         peer.end()
     assert "peer 0" not in pauses.open()
     assert not time.waits
+
+
+def test_links_that_wait_for_bytes_get_credit_for_what_the_limit_covers(time: Time) -> None:
+    """Credit is charged in messages, their bytes only when they come: not all that wait may go on at once."""
+    shared = Brake(RateLimit(0, 100_000, 1.0, 0.0), RATES[0], 0.05, time)
+    peers = [CreditPause(Pace((shared,), time), f"peer {number}") for number in range(40)]
+    granted: list[float] = []
+    coming: list[CreditPause] = []  # who got credit and will send a message of 10 kB
+    shared.limit.spend(0, 399_989, time.now)
+
+    def ask(peer: CreditPause) -> None:
+        if peer.grant(10, 9_973.0, lambda: ask(peer), 0):
+            granted.append(time.now)
+            coming.append(peer)
+
+    for peer in peers:
+        ask(peer)
+    for _ in range(200):
+        time.pass_to(time.now + 0.05)
+        while coming:
+            coming.pop().spend(0, 9_973)
+    assert len(granted) == len(peers)
+    assert max(Counter(granted).values()) <= 11, "a burst, and one message"
+    passes_at_most([(when, 9_973) for when in granted], 100_000, 100_000)
 
 
 def test_credit_is_not_saved_up_by_who_sends_little(time: Time) -> None:

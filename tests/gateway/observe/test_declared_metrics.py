@@ -77,8 +77,7 @@ async def test_a_gateway_tells_what_the_page_says(gateway: GatewayProcess) -> No
         "embedded_kafka",
         "spark",
         "presence",
-        "tenants",
-    }  # without groups, failures, a broker, jobs, presence, tenants
+    }  # without groups, failures, a broker, jobs, presence
 
 
 def test_the_metrics_of_groups_have_labels() -> None:
