@@ -71,7 +71,8 @@ class Brake:
     def _arm(self) -> None:
         mean = next(iter(self._waiting)).mean
         wait_s = self.limit.wait_s(self._clock(), self._ahead_s, mean)
-        self._timer = asyncio.get_running_loop().call_later(max(wait_s, LEAST_WAIT_S) if wait_s else self._ahead_s, self._turn)
+        wait_s = max(wait_s, LEAST_WAIT_S) if wait_s else self._ahead_s
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._turn)
 
     def _turn(self) -> None:
         """Let the first waiters continue, as many as the limit covers given the expected spending of each."""
