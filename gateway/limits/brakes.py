@@ -29,6 +29,7 @@ class Waiter(Protocol):
     def resume(self, brake: Brake) -> tuple[int, int]:
         """Continue: it is the waiter's turn. Returns the messages and bytes that it will probably spend now."""
 
+
 LEAST_WAIT_S: Final = 0.001  # a shorter wait may round to none, and then to another
 
 

@@ -108,8 +108,8 @@ class MqttServer(ProtocolServer):
         return connection, Client(connection, self._services)
 
     def departing(self) -> list[Client]:
-        """Return every client."""
-        return [pump.handler for pump in self.pumps if isinstance(pump.handler, Client)]
+        """Return every client whose socket is open."""
+        return [client for client in self.pumps.handlers() if isinstance(client, Client)]
 
     def stop_accepting(self) -> None:
         """Stop accepting connections, and refuse CONNECT on those that are open."""
