@@ -70,7 +70,13 @@ PARTS: Final = {
 
 def load(name: str) -> ModuleType | None:
     """Import a part and return its entry module; None if it is not installed."""
-    return _found(PARTS[name], PARTS[name].entry)
+    part = PARTS[name]
+    try:
+        return import_module(part.entry)
+    except ModuleNotFoundError as error:
+        if error.name in {part.entry, *part.modules}:
+            return None
+        raise  # the part is installed, but what it needs is not
 
 
 def part_of(module: str) -> str | None:
@@ -83,27 +89,14 @@ def part_of(module: str) -> str | None:
 
 def commands() -> Iterator[ModuleType]:
     """Import the commands of the parts that are installed, without the parts themselves, which load slowly."""
-    for name, part in PARTS.items():
-        if part.command and is_installed(name):
-            module = _found(part, part.command)
-            if module is not None:
-                yield module
+    return (import_module(part.command) for part in PARTS.values() if part.command and _is_there(part))
 
 
-def is_installed(name: str) -> bool:
-    """Return whether a part and those that it needs are there, without importing them."""
-    part = PARTS[name]
+def _is_there(part: Part) -> bool:
+    """Whether a part, its commands and the parts that it needs are installed; imports none of them."""
+    modules = (part.entry, *part.modules, *filter(None, [part.command]))
     try:
-        there = all(find_spec(module) is not None for module in (part.entry, *part.modules))
+        there = all(find_spec(module) is not None for module in modules)
     except ModuleNotFoundError:  # a package above one of them
         return False
-    return there and all(map(is_installed, part.needs))
-
-
-def _found(part: Part, module: str) -> ModuleType | None:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name in {part.entry, part.command, *part.modules}:
-            return None
-        raise  # the part is installed, but what it needs is not
+    return there and all(_is_there(PARTS[name]) for name in part.needs)
