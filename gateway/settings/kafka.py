@@ -59,8 +59,9 @@ class KafkaConfig(Section):
     """brokers of your Kafka, `host:port,host:port`. Not set: an embedded Kafka is started"""
     client_id: str = "trivium"
     """prefix of the gateway's client ids at the brokers"""
-    linger_ms: Annotated[int, Field(ge=0, le=1000)] = 0
-    """how long to wait for a fuller batch. 0: a batch fills while the previous one is in flight, without a timer"""
+    linger_ms: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """longest wait of a request to a broker for more records. It waits only under load from many clients that do not
+    wait for each other, as long as records keep coming. Not set: 4. 0: a request never waits"""
     batch_bytes: Annotated[int, Field(ge=1024, le=16 * MEBIBYTE)] = 65536
     """largest batch per partition. Larger batches were not faster in measurements: 505,000 records/s at 64 KiB"""
     compression: Literal["none", "lz4", "zstd"] = "none"

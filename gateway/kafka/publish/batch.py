@@ -70,7 +70,6 @@ class Batch(WrittenBatch):
         self.limit = limit
         self.budget = budget
         self.write = self._writer.append
-        self.count = 0  # records
         self.bytes = 0  # size of the records
         self.account_at = 0  # call `account` when `bytes` reaches it
         self.owner: Any = _NO_OWNER  # of the current run; see `switch_owner`

@@ -1,8 +1,12 @@
 """One partition's batches, from the open one to Kafka's answer; one batch is in flight.
 
 A partition queue keeps an open batch, full batches that wait, and one in flight. The open batch fills while its
-predecessor is in flight, so batches grow with the load and need no timer. A single batch in flight keeps the order
-without further means, and no batch waits for another one in aiokafka while its own timeout runs.
+predecessor is in flight, so batches grow with the load. A single batch in flight keeps the order without further means,
+and no batch waits for another one in aiokafka while its own timeout runs.
+
+Batches usually leave in the requests of a turn (`turn_requests`), together with those of other partitions. Whatever is
+unusual (no producer or connection, an error, a deleted topic, a freeze, a timeout) is the queue's task's to solve; then
+the queue goes back to the requests.
 """
 
 from __future__ import annotations
@@ -18,16 +22,18 @@ from weakref import ref
 
 import msgspec
 import structlog
-from aiokafka import errors
+from aiokafka import TopicPartition, errors
 
 from flowcontrol.budget import Budget
 from gateway.kafka.cluster.error_verdicts import Remedy, Verdict, name_of, verdict
 from gateway.kafka.cluster.topic_info import TopicInfo
 from gateway.kafka.cluster.topics import Topics
 from gateway.kafka.contracts import Result
+from gateway.kafka.driver.produce.batch_builder import WrittenBatch
+from gateway.kafka.driver.produce.turn_requests import Answer
 from gateway.kafka.publish.batch import HEADER_BYTES, WITHDRAWN, Batch
 from gateway.kafka.publish.batch_format import CODECS
-from gateway.kafka.publish.producers import LeasedProducer, Producers
+from gateway.kafka.publish.producers import Producers, PublishingProducer
 from gateway.runtime.failures import failures
 from gateway.runtime.fence import Fence
 from gateway.runtime.spawn import Spawn
@@ -115,16 +121,23 @@ class PartitionQueue:
     shut: bool = False
     dissolved: bool = False  # the partition no longer exists
     _split_failures: int = 0
-    _task: asyncio.Task[None] | None = None
-    _full_waiter: asyncio.Event | None = None
+    place: TopicPartition = field(init=False)  # the partition, as aiokafka names it
+    _leased: PublishingProducer | None = None  # with whose requests the queue waits, or has its batch in flight
+    _handed: tuple[PublishingProducer, Answer] | None = None  # of a batch that was left to the task in flight
+    _task: asyncio.Task[None] | None = None  # while something unusual is done; never beside `_leased`
     _timeout: asyncio.Timeout | None = None
     # timed out here, but aiokafka still retries them, ahead of later ones
     _given_up: list[ref[Batch]] = field(default_factory=list)
-    _tried_by: LeasedProducer | None = None  # the producer of `_given_up`
+    _tried_by: PublishingProducer | None = None  # the producer of `_given_up`
 
     def __post_init__(self) -> None:
         self.context = self.topic.context
+        self.place = TopicPartition(self.topic.name, self.number)
         self.open = self.topic.new_batch()
+
+    @property
+    def _is_sending(self) -> bool:
+        return self._task is not None or self._leased is not None
 
     def seal_open(self) -> Batch:
         """Queue the open batch, unless it is empty, and open another."""
@@ -132,52 +145,99 @@ class PartitionQueue:
         if batch.count:
             self.full.append(batch)
             batch.seal()
-            if self._full_waiter is not None:
-                self._full_waiter.set()
         return self.open
 
     def start(self) -> None:
-        """Update the budgets, and start the sending task unless it runs."""
+        """Update the budgets, and begin to send unless something is in flight."""
         self.touched = False
         self.open.account()
-        if self._task is None and (self.full or self.open.count):
+        if not self._is_sending:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Send what waits: in the requests of the turn, or in a task if something is unusual."""
+        if not self.full and not self.open.count:
+            self.shut = self.shut or not self.led
+            return
+        leased = self.context.producers.current
+        usual = self.topic.gone is None and self.context.fence.is_open and not self._has_given_up()
+        if leased is not None and usual and leased.requests.offer(self):
+            self._leased = leased
+        else:
             self._task = self.context.spawn(self._run())
 
-    async def _run(self) -> None:
-        linger = self.context.config.linger_ms / 1000
+    # In the requests of the turn: `OfferingQueue`
+
+    def next_batch(self) -> Batch:
+        """Return the batch that `take` would return; it may be empty."""
+        return self.full[0] if self.full else self.open
+
+    def waits_since(self) -> float:
+        """Return when the first record came of those that wait or are in flight."""
+        return (self.in_flight[0] if self.in_flight else self.next_batch()).born
+
+    def take(self) -> Batch | None:
+        """Seal and return the next batch, which is in flight from now on; None if the queue does not wait any more."""
+        if self.topic.gone is not None or not self.context.fence.allows(self.topic.name):
+            self.go_alone()
+            return None
+        batch = self._take_next()
+        if batch is None:
+            self._leased = None
+            self._go_on()
+        return batch
+
+    def _take_next(self) -> Batch | None:
+        if not self.full:
+            self.seal_open()
+        if not self.full:  # what waited was withdrawn
+            return None
+        self.in_flight.append(self.full.popleft())
+        return self.in_flight[0]
+
+    def stored(self, batch: WrittenBatch, offset: int) -> None:
+        """Settle the batch in flight, and go on."""
+        if self._leased is None or not self._is_in_flight(batch):
+            return  # abandoned
+        self._leased = None
         try:
-            while self.full or self.open.count:
-                try:
-                    if linger and not self.full:
-                        await self._linger(self.open.born + linger)
-                    if not self.full:
-                        self.seal_open()
-                    if self.full:  # else what was to linger was withdrawn
-                        self.in_flight.append(self.full.popleft())
-                    await self._deliver()
-                except Exception as error:  # a bug: the batches in flight still get a definite outcome
-                    failures.report("partition", error, f"{self.topic.name}-{self.number}")
-                    while self.in_flight:
-                        self._settle(self.in_flight[0], Outcome.BROKEN, -1, "internal error")
-                    await asyncio.sleep(RESEND_S)
+            self._settle(self.in_flight[0], Outcome.STORED, offset, "")
+        except Exception as error:
+            failures.report("partition", error, f"{self.topic.name}-{self.number}")
+        self._go_on()
+
+    def go_alone(self, batch: WrittenBatch | None = None, answer: Answer | None = None) -> None:
+        """Go on in a task; if a batch is in flight, with the answer to come for it."""
+        leased = self._leased
+        if leased is None or (batch is not None and not self._is_in_flight(batch)):
+            return  # abandoned
+        self._leased = None
+        if answer is not None:
+            leased.use()
+            self._handed = leased, answer
+        self._task = self.context.spawn(self._run())
+
+    # In a task
+
+    async def _run(self) -> None:
+        try:
+            if not self.in_flight:
+                self._take_next()
+            await self._deliver()
+        except Exception as error:  # a bug: the batches in flight still get a definite outcome
+            failures.report("partition", error, f"{self.topic.name}-{self.number}")
+            while self.in_flight:
+                self._settle(self.in_flight[0], Outcome.BROKEN, -1, "internal error")
+            await asyncio.sleep(RESEND_S)
         finally:
             self._task = None
-            self.shut = self.shut or not self.led
+        self._go_on()
+        self.context.producers.flush()
 
     def set_led(self, led: bool) -> None:
         """Note whether the partition has a leader. Without one, senders leave it once none of its batches is left."""
         self.led = led
-        self.shut = not led and self._task is None and not self.open.count
-
-    async def _linger(self, until: float) -> None:
-        self._full_waiter = asyncio.Event()
-        try:
-            async with asyncio.timeout_at(until):
-                await self._full_waiter.wait()
-        except TimeoutError:
-            pass  # the linger time is over
-        finally:
-            self._full_waiter = None
+        self.shut = not led and not self._is_sending and not self.open.count
 
     async def _deliver(self) -> None:
         """Send what is in flight, in order, until all of it is settled."""
@@ -185,18 +245,20 @@ class PartitionQueue:
         self._split_failures = 0
         fence = self.context.fence
         while self.in_flight:
-            if not fence.allows(self.topic.name):
+            batch = self.in_flight[0]
+            deadline = batch.born + self.context.config.delivery_timeout_s
+            if self._handed is not None:  # nothing may be done about the batch before its answer, or the timeout
+                deadline = deadline if self.topic.gone is None else 0.0
+            elif not fence.allows(self.topic.name):
                 await fence.wait_open()
                 continue
-            batch = self.in_flight[0]
-            if batch.withdrawn:
+            elif batch.withdrawn:
                 self.in_flight.popleft()
                 self.in_flight.extendleft(self._take_out(batch, batch.withdrawn))
                 continue
-            if self.topic.gone is not None:
+            elif self.topic.gone is not None:
                 self._settle(batch, self.topic.gone, -1, f"topic {self.topic.name} is gone or forbidden")
                 continue
-            deadline = batch.born + self.context.config.delivery_timeout_s
             try:
                 async with asyncio.timeout_at(deadline) as self._timeout:
                     failed = await self._attempt(batch)
@@ -226,16 +288,20 @@ class PartitionQueue:
     async def _attempt(self, batch: Batch) -> Verdict | None:
         """Hand `batch` to a producer and await the answer. Returns None when it is settled, split or rebuilt."""
         producers = self.context.producers
-        leased = await producers.acquire()
-        if self._given_up and leased is not self._tried_by:
-            self._void_given_up()
-        handed_over = False
+        if self._handed is None:
+            leased, answer = await producers.acquire(), None
+            if self._given_up and leased is not self._tried_by:
+                self._void_given_up()
+        else:
+            (leased, answer), self._handed = self._handed, None
+        handed_over = answer is not None
         try:
-            if not self.context.fence.allows(self.topic.name):
-                return None
-            future = await leased.hand_over(batch, self.topic.name, self.number)
-            handed_over = True
-            stored = await future
+            if answer is None:
+                if not self.context.fence.allows(self.topic.name):
+                    return None
+                answer = await leased.hand_over(batch, self.topic.name, self.number)
+                handed_over = True
+            stored = await asyncio.shield(answer)
             if not self.context.fence.allows(self.topic.name) and stored is not None:
                 self._move_timeout(None)  # Kafka has answered, and only the fence delays the result
                 await self.context.fence.wait_open()
@@ -266,7 +332,7 @@ class PartitionQueue:
             self.in_flight[0] = batch.rebuild()
         return None
 
-    def _is_in_flight(self, batch: Batch) -> bool:
+    def _is_in_flight(self, batch: WrittenBatch) -> bool:
         """Whether the batch is still the one in flight, and not withdrawn."""
         return bool(self.in_flight) and self.in_flight[0] is batch
 
@@ -347,7 +413,9 @@ class PartitionQueue:
 
     def expire_in_flight(self) -> None:
         """End the wait for the batch in flight: the topic is gone, and aiokafka would retry for ever."""
-        if self.in_flight:
+        if self._leased is not None:
+            self._leased.requests.leave_alone(self)
+        elif self.in_flight:
             self._move_timeout(self.context.clock())
 
     def dissolve(self) -> list[Batch]:
@@ -355,6 +423,10 @@ class PartitionQueue:
         self.shut = self.dissolved = True
         if self._task is not None:
             self._task.cancel()
+        leased = self._stop_waiting()
+        if leased is not None and self.in_flight:
+            self.in_flight[0].void()
+            self.context.producers.retire(leased)  # it would retry the batch for ever
         self.seal_open()
         waiting = [*self.in_flight, *self.full]
         self.in_flight.clear()
@@ -367,8 +439,25 @@ class PartitionQueue:
             self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None  # a task that is cancelled before its first step does not do that itself
+        self._stop_waiting()
         self.seal_open()
         self.in_flight.extend(self.full)
         self.full.clear()
         while self.in_flight:
             self._settle(self.in_flight[0], Outcome.BUSY, -1, "shutting down")
+
+    def _stop_waiting(self) -> PublishingProducer | None:
+        """Wait for no answer to a request any more; return the producer that still has the batch in flight, if any."""
+        leased, self._leased = self._leased, None
+        if leased is not None:
+            leased.requests.forget(self)
+        elif self._handed is not None:  # its task was cancelled before its first step
+            (leased, _), self._handed = self._handed, None
+            self.context.producers.release(leased)
+        return leased
+
+    def _has_given_up(self) -> bool:
+        """Whether aiokafka still retries a batch that was given up here; later ones must not overtake it."""
+        if self._given_up:
+            self._given_up = [batch for batch in self._given_up if batch() is not None]
+        return bool(self._given_up)

@@ -18,6 +18,8 @@ from aiokafka.structs import RecordMetadata
 
 from gateway.kafka.driver.lifecycle import start_client, started
 from gateway.kafka.driver.produce.kafka_producer import force_close, new_producer, queue_batch
+from gateway.kafka.driver.produce.request_pace import ADAPTIVE_S
+from gateway.kafka.driver.produce.turn_requests import TurnRequests
 from gateway.kafka.publish.batch import Batch
 from gateway.runtime.failures import failures
 from gateway.runtime.fence import Fence
@@ -35,7 +37,11 @@ class LeasedProducer:
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
-        self.users = 0  # its batches in flight
+        self.users = 0  # its requests in flight, and batches that a task waits for
+
+    def use(self) -> None:
+        """Note one more user; each must be released."""
+        self.users += 1
 
     async def hand_over(self, batch: Batch, topic: str, partition: int) -> asyncio.Future[RecordMetadata]:
         """Hand the batch to aiokafka; the returned future is done when every in-sync replica has it.
@@ -63,6 +69,23 @@ class LeasedProducer:
         await force_close(self._producer, spawn)
 
 
+class PublishingProducer(LeasedProducer):
+    """The idempotent producer, with the requests of a turn."""
+
+    __slots__ = ("requests",)
+
+    def __init__(
+        self, producer: AIOKafkaProducer, config: KafkaConfig, release: Callable[[PublishingProducer], None]
+    ) -> None:
+        """`release` is called for each request that has ended."""
+        super().__init__(producer)
+        longest_wait_s = ADAPTIVE_S if config.linger_ms is None else config.linger_ms / 1000
+        self.requests = TurnRequests(
+            producer, patience_s=config.delivery_timeout_s, longest_wait_s=longest_wait_s, begun=self.use,
+            ended=partial(release, self),
+        )  # fmt: skip
+
+
 class Producers(msgspec.Struct, eq=False):
     """The current producer, and retired ones that still have batches in flight."""
 
@@ -71,35 +94,41 @@ class Producers(msgspec.Struct, eq=False):
     _on_metadata: Callable[[Any], None]  # called with aiokafka's metadata after each update
     _fence: Fence  # while it is shut nothing is sent
     started: int = 0
-    _current: LeasedProducer | None = None
+    current: PublishingProducer | None = None
     _starting: asyncio.Task[None] | None = None
-    _retired: dict[LeasedProducer, asyncio.Task[None] | None] = {}  # with the task that closes it, if any
+    _retired: dict[PublishingProducer, asyncio.Task[None] | None] = {}  # with the task that closes it, if any
 
-    async def acquire(self) -> LeasedProducer:
+    async def acquire(self) -> PublishingProducer:
         """Return the current producer, starting one if needed. Pair with `release`.
 
         Waits as long as Kafka does not answer, so call it with a timeout.
         """
-        while (current := self._current) is None:
+        while (current := self.current) is None:
             if self._starting is None:
                 self._starting = self._spawn(self._start())
             await asyncio.shield(self._starting)
-        current.users += 1
+        current.use()
         return current
 
-    def release(self, leased: LeasedProducer) -> None:
+    def flush(self) -> None:
+        """Send what the partition queues have offered in this turn."""
+        if self.current is not None:
+            failures.guard("producer", self.current.requests.flush)
+
+    def release(self, leased: PublishingProducer) -> None:
         """Release a producer whose batch is answered or given up."""
         leased.users -= 1
         if leased.users == 0 and self._retired.get(leased, 0) is None:  # retired, and not being closed
             self._retired[leased] = self._spawn(self._close(leased))
 
-    def retire(self, leased: LeasedProducer) -> None:
+    def retire(self, leased: PublishingProducer) -> None:
         """Retire a producer whose sequence has a gap, unless it is; the next `acquire` starts another."""
-        if self._current is leased:
-            self._current = None
+        if self.current is leased:
+            self.current = None
             self._retired[leased] = None
+            leased.requests.leave_all_alone()
 
-    async def _close(self, leased: LeasedProducer) -> None:
+    async def _close(self, leased: PublishingProducer) -> None:
         # By force: batches that aiokafka still has were given up, and could be stored after later ones in a re-created
         # topic.
         try:
@@ -115,8 +144,9 @@ class Producers(msgspec.Struct, eq=False):
                 lambda producer: start_client(producer.start, producer.stop, self._spawn),
                 "producer",
             )
-            producer.client.cluster.add_listener(partial(failures.guard, "metadata", self._on_metadata))
-            self._current = LeasedProducer(producer)
+            self.current = leased = PublishingProducer(producer, self._config, self.release)
+            for listener in (self._on_metadata, lambda _: leased.requests.metadata_updated()):
+                producer.client.cluster.add_listener(partial(failures.guard, "metadata", listener))
             self.started += 1
         finally:
             self._starting = None
@@ -130,9 +160,9 @@ class Producers(msgspec.Struct, eq=False):
         if closing:
             await asyncio.wait(closing)
         every = list(self._retired)
-        if self._current is not None:
-            every.append(self._current)
-        self._current = None
+        if self.current is not None:
+            every.append(self.current)
+        self.current = None
         self._retired.clear()
         for leased in every:
             await leased.force_close(self._spawn)

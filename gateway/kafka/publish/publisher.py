@@ -242,6 +242,7 @@ class Publisher:
                 queue.start()
             except Exception as error:  # a bug in one partition must not stop the others
                 failures.report("partition", error, f"{queue.topic.name}-{queue.number}")
+        self._producers.flush()
         refusals, self._refusals = self._refusals, {}
         for (_, outcome, reason), (owner, tokens) in refusals.items():
             self._settlement.refuse(owner, tokens, Result(outcome=outcome, reason=reason))

@@ -26,6 +26,7 @@ class WrittenBatch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no t
     def __init__(self, writer: RecordWriter, limit: int) -> None:
         """`limit` is in bytes."""
         super().__init__(limit, 0)
+        self.count = 0  # records
         self.numbered = False  # the sender has assigned its sequence number: it has sent the batch or is about to
         self.may_be_stored = False  # an attempt has failed with an error after which the batch may be in the log
         self._builder = writer

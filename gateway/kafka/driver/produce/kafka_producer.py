@@ -14,7 +14,7 @@ from aiokafka.structs import RecordMetadata
 
 from gateway.kafka.driver.brokers import end_update
 from gateway.kafka.driver.client_settings import client_settings
-from gateway.kafka.driver.produce.produce_requests import PublishSender
+from gateway.kafka.driver.produce.produce_requests import PublishSender, retrieve_exception
 from gateway.runtime.fence import Fence
 from gateway.runtime.spawn import Spawn
 from gateway.settings.config import KafkaConfig
@@ -125,17 +125,17 @@ async def force_close(producer: AIOKafkaProducer, spawn: Spawn) -> None:
             accumulator._pending_batches.update(queued)
         accumulator.fail_all(errors.ProducerClosed())
         for failed in accumulator._pending_batches:
-            _retrieve_exception(failed._drain_waiter)
-            _retrieve_exception(failed.future)
+            retrieve_exception(failed._drain_waiter)
+            retrieve_exception(failed.future)
     _, unfinished = await asyncio.wait({stopping}, timeout=FORCE_CLOSE_S)
     for task in unfinished:
         task.cancel()
     manager = producer._txn_manager
     if manager is not None:
-        _retrieve_exception(manager._transaction_waiter)
-        _retrieve_exception(manager._pid_waiter)
+        retrieve_exception(manager._transaction_waiter)
+        retrieve_exception(manager._pid_waiter)
         for *_, waiter in manager._pending_txn_offsets:
-            _retrieve_exception(waiter)
+            retrieve_exception(waiter)
 
 
 def forget_group(producer: AIOKafkaProducer) -> None:
@@ -147,9 +147,3 @@ def forget_group(producer: AIOKafkaProducer) -> None:
 def has_failed(producer: AIOKafkaProducer) -> bool:
     """Whether a transactional producer has failed fatally; aiokafka itself only asserts that it has not."""
     return bool(producer._txn_manager.is_fatal_error())
-
-
-def _retrieve_exception(waiter: asyncio.Future[Any] | None) -> None:
-    """Retrieve a future's exception, or asyncio would log that it was never retrieved."""
-    if waiter is not None and waiter.done() and not waiter.cancelled():
-        waiter.exception()

@@ -12,7 +12,7 @@ possible, when the request is encoded; only the write itself follows.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 import structlog
@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 NOT_STORED: Final = (errors.NotEnoughReplicasError, errors.NodeNotReadyError)
 """Errors after which a batch is in no log. After others it may be: a leader that has lost its leadership while it
 waited for the replicas answers NotLeaderForPartition."""
+YIELD_S: Final = 0.005
+"""Pause before `on_release` when aiokafka's queues have batches: the next request is theirs."""
 
 
 class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
@@ -46,6 +48,7 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
             request_timeout_ms=replaced._request_timeout_ms,
         )  # fmt: skip
         self.is_over = False
+        self.on_release: Callable[[int], None] = lambda _node: None  # a node has nothing in flight any more
         self._limit = producer._max_request_size
         self._tasks: set[asyncio.Task[None]] = set()  # requests that connect or wait to be repeated
         self._bug = ""  # the unexpected exception that ended it
@@ -119,12 +122,45 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
         self._bug = repr(bug)
         self._message_accumulator.wake()
 
-    def release(self, node: int | None, places: Iterable[TopicPartition]) -> None:
-        """These partitions, and the node, have nothing in flight any more."""
-        self._in_flight.discard(node)
+    def unmute(self, places: Iterable[TopicPartition]) -> None:
+        """These partitions have nothing in flight any more."""
         self._muted_partitions.difference_update(places)
+
+    def release(self, node: int) -> None:
+        """The node has nothing in flight any more."""
+        self._in_flight.discard(node)
         if self._message_accumulator._batches:
             self._message_accumulator.wake()
+            asyncio.get_running_loop().call_later(YIELD_S, self.on_release, node)
+        else:
+            self.on_release(node)
+
+    def adopt(self, place: TopicPartition, batch: WrittenBatch) -> MessageBatch:
+        """Make a numbered batch in flight aiokafka's, which repeats it if it must be repeated."""
+        accumulator = self._message_accumulator
+        adopted = MessageBatch(place, batch, accumulator._batch_ttl, 0)
+        adopted.drain_ready()
+        if self.is_over or self._bug:
+            adopted.failure(errors.ProducerClosed())
+        else:
+            accumulator._pending_batches.add(adopted)
+            adopted.future.add_done_callback(lambda _: accumulator._pending_batches.discard(adopted))
+        adopted.future.add_done_callback(retrieve_exception)  # its queue may not want it any more
+        return adopted
+
+    @property
+    def is_fence_open(self) -> bool:
+        """Whether answers may be told, and batches sent."""
+        fence = self._message_accumulator.fence
+        return fence is None or fence.is_open
+
+    def check_fence(self, places: Iterable[TopicPartition]) -> None:
+        """Raise NodeNotReadyError, which is retried and in `NOT_STORED`, if a request must not leave."""
+        fence = self._message_accumulator.fence
+        if fence is not None:
+            fence.now()
+            if not all(fence.allows(place.topic) for place in places):
+                raise errors.NodeNotReadyError("this process was stopped for seconds")
 
 
 class InFlight(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka carries no types
@@ -151,9 +187,9 @@ class InFlight(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka carries
             return
         self._drop_voided()
         if not self._batches:
-            self._sender.release(self._node, ())
+            self._sender.release(self._node)
         elif connection is None:
-            self._end(errors.NodeNotReadyError(f"node {self._node} cannot be reached"))
+            self.end(errors.NodeNotReadyError(f"node {self._node} cannot be reached"))
         else:
             self._send(connection)
 
@@ -163,25 +199,17 @@ class InFlight(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka carries
             if batch.is_empty():
                 del self._batches[place]
                 batch.done_noack()
-                self._sender.release(None, (place,))
+                self._sender.unmute((place,))
 
     def _send(self, connection: BrokerConnection) -> None:
         batches = [(place, batch.get_data_buffer()) for place, batch in self._batches.items()]
         body = wire.produce_body(batches, self._sender._request_timeout_ms)
         try:
-            connection.call(wire.PRODUCE, body, self._end, self._check_fence)
+            connection.call(wire.PRODUCE, body, self.end, lambda: self._sender.check_fence(self._batches))
         except errors.KafkaError as error:
-            self._end(error)
+            self.end(error)
 
-    def _check_fence(self) -> None:
-        """Raise NodeNotReadyError, which is retried and in `NOT_STORED`, if the request must not leave."""
-        fence = self._sender._message_accumulator.fence
-        if fence is not None:
-            fence.now()
-            if not all(fence.allows(place.topic) for place in self._batches):
-                raise errors.NodeNotReadyError("this process was stopped for seconds")
-
-    def _end(self, answer: wire.Produced | errors.KafkaError) -> None:
+    def end(self, answer: wire.Produced | errors.KafkaError) -> None:
         """Settle the batches by the answer, or by the error instead of one; or queue them again after a pause."""
         try:
             if isinstance(answer, errors.KafkaError):
@@ -195,7 +223,7 @@ class InFlight(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka carries
         if self._to_reenqueue:
             self._sender.spawn(self._requeue())
         else:
-            self._sender.release(self._node, self._batches)
+            self._release()
 
     def _is_for_us(self, answer: wire.Produced) -> bool:
         """Whether the answer names each partition of the request, and no other."""
@@ -226,4 +254,14 @@ class InFlight(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka carries
         for batch in self._to_reenqueue:
             self._sender._message_accumulator.reenqueue(batch)
         await self._client._maybe_wait_metadata()
-        self._sender.release(self._node, self._batches)
+        self._release()
+
+    def _release(self) -> None:
+        self._sender.unmute(self._batches)
+        self._sender.release(self._node)
+
+
+def retrieve_exception(waiter: asyncio.Future[Any] | None) -> None:
+    """Retrieve a future's exception, or asyncio would log that it was never retrieved."""
+    if waiter is not None and waiter.done() and not waiter.cancelled():
+        waiter.exception()

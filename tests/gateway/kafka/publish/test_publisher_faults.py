@@ -9,6 +9,7 @@ import pytest
 from gateway.kafka.contracts import Refused
 from gateway.kafka.driver import wire
 from gateway.kafka.driver.produce.produce_requests import InFlight
+from gateway.kafka.driver.produce.turn_requests import TurnRequest
 from gateway.settings.config import BudgetConfig
 from mapping.outcomes import Outcome
 from mapping.record import Record
@@ -190,7 +191,7 @@ async def test_it_stops_though_more_is_written_than_a_frozen_broker_s_socket_tak
         with frozen():
             for number in range(8):
                 k.submit(Record(topic, None, b"x" * 1_000_000, partition=number), owner, number)
-            (connection,) = k.publisher._producers._current._producer.client._conns.values()
+            (connection,) = k.publisher._producers.current._producer.client._conns.values()
             await k.until(connection._writer.transport.get_write_buffer_size)
             assert not await k.publisher.drain(0)
             async with asyncio.timeout(60):
@@ -217,9 +218,12 @@ async def test_memory_is_bounded_while_kafka_is_frozen(stoppable, own_topic, fro
         assert set(owner.outcomes().values()) == {Outcome.STORED}
 
 
-@pytest.fixture(params=[(InFlight, "begin"), (wire, "produce_body")], ids=["when-taken", "at-the-socket"])
+@pytest.fixture(
+    params=[(InFlight, "begin"), (TurnRequest, "write"), (wire, "produce_body")],
+    ids=["when-aiokafka-has-it", "when-taken", "at-the-socket"],
+)
 def stop_at(request, monkeypatch):
-    """Stops a clock (a list) where the sender has taken a batch from its queue, or where its request is encoded."""
+    """Stops a clock (a list) where a batch was taken from its queue, or where its request is encoded."""
     owner, name = request.param
     step = getattr(owner, name)
 
@@ -233,12 +237,19 @@ def stop_at(request, monkeypatch):
     return stopping.append
 
 
-async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, new_topic, kit, read_topic, stop_at):
+async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(
+    bootstrap, new_topic, kit, read_topic, stop_at, request
+):
+    cold = "aiokafka" in request.node.name  # the first batch of a producer, or of a lost connection, goes that way
     topic = await new_topic(partitions=1)
     async with kit(bootstrap) as k:
         ours, theirs = k.recorder(), k.recorder()
         await k.topics.get(topic)
         k.publisher.fence.guard(5.0, "table")
+        before = [] if cold else [b"before"]
+        for value in before:
+            k.submit(Record(topic, b"k", value), ours, "before")
+            await k.until(lambda: ours.fates)
         for number in range(3):
             k.submit(Record(topic, b"k", b"theirs-%d" % number), theirs, number)
         k.submit(Record(topic, b"k", b"ours"), ours, "ours")
@@ -246,13 +257,13 @@ async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(bootstrap, ne
         await k.until(lambda: not k.publisher.fence.is_open)
         k.publisher.withdraw(theirs)
         k.publisher.fence.open()
-        await k.until(lambda: ours.fates)
+        await k.until(lambda: "ours" in ours.fates)
         k.submit(Record(topic, b"k", b"more"), ours, "more")
         await k.until(lambda: "more" in ours.fates)
         assert theirs.outcomes() == dict.fromkeys(range(3), Outcome.BUSY)
-        assert ours.outcomes() == dict.fromkeys(("ours", "more"), Outcome.STORED)
+        assert set(ours.outcomes().values()) == {Outcome.STORED}
         k.publisher.fence.stop_guarding()
-    assert [record.value for record in (await read_topic(bootstrap, topic))[0]] == [b"ours", b"more"]
+    assert [record.value for record in (await read_topic(bootstrap, topic))[0]] == [*before, b"ours", b"more"]
 
 
 async def test_what_kafka_has_lost_is_not_sent_again_after_a_freeze(stoppable, own_topic, kit, frozen, read_topic):
@@ -311,23 +322,33 @@ async def test_what_may_be_stored_is_there_once_for_those_who_have_stayed(
     assert [record.value for record in (await read_topic(bootstrap, topic))[0]] == [b"first", b"theirs", b"ours"]
 
 
-@pytest.mark.parametrize("step", ["begin", "handle_response", "_connect", "_requeue"])
+@pytest.mark.parametrize(
+    ("owner_of_step", "step"),
+    [
+        (wire, "produce_body"),
+        (TurnRequest, "_settle"),
+        (InFlight, "begin"),
+        (InFlight, "handle_response"),
+        (InFlight, "_connect"),
+        (InFlight, "_requeue"),
+    ],
+)
 async def test_a_bug_in_the_sender_costs_a_producer_and_no_record(
-    stoppable, own_topic, kit, read_topic, *, monkeypatch, step
+    stoppable, own_topic, kit, read_topic, *, monkeypatch, owner_of_step, step
 ):
     topic = await own_topic(1)
-    owner_of_step = getattr(InFlight, step)
+    sound = getattr(owner_of_step, step)
 
     def broken(request, *arguments):
-        monkeypatch.setattr(InFlight, step, owner_of_step)
+        monkeypatch.setattr(owner_of_step, step, sound)
         raise RuntimeError("a bug")
 
     async with kit(stoppable.bootstrap_servers) as k:
         owner = k.recorder()
         k.submit(Record(topic, b"k", b"first"), owner, "first")
         await k.until(lambda: owner.fates)
-        monkeypatch.setattr(InFlight, step, broken)
-        if step in ("_connect", "_requeue"):  # what comes after a lost connection
+        monkeypatch.setattr(owner_of_step, step, broken)
+        if owner_of_step is InFlight:  # what comes after a lost connection
             await stoppable.kill()
             k.submit(Record(topic, b"k", b"second"), owner, "second")
             await stoppable.start()
