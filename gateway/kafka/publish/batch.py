@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence, Set
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence, Set
 from typing import Any, Final
 
 import msgspec
@@ -113,6 +113,11 @@ class Batch(WrittenBatch):
                 self.account()
             first += count
         return first - begin
+
+    def senders(self) -> Iterable[Hashable]:
+        """Return whose records it has: connections by their budgets, and clients whose requests have none by name."""
+        for share in self.shares.values():
+            yield share.budget if share.budget is not None or share.owner is None else share.owner.principal
 
     def end_run(self) -> None:
         """Close the current run. `switch_owner` must be called before the next record."""

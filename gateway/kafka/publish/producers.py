@@ -96,6 +96,7 @@ class Producers(msgspec.Struct, eq=False):
     started: int = 0
     current: PublishingProducer | None = None
     _starting: asyncio.Task[None] | None = None
+    _former_waits: int = 0  # of retired producers' requests
     _retired: dict[PublishingProducer, asyncio.Task[None] | None] = {}  # with the task that closes it, if any
 
     async def acquire(self) -> PublishingProducer:
@@ -109,6 +110,11 @@ class Producers(msgspec.Struct, eq=False):
             await asyncio.shield(self._starting)
         current.use()
         return current
+
+    @property
+    def waits(self) -> int:
+        """How often a request has waited for more records."""
+        return self._former_waits + (0 if self.current is None else self.current.requests.waits)
 
     def flush(self) -> None:
         """Send what the partition queues have offered in this turn."""
@@ -126,6 +132,7 @@ class Producers(msgspec.Struct, eq=False):
         if self.current is leased:
             self.current = None
             self._retired[leased] = None
+            self._former_waits += leased.requests.waits
             leased.requests.leave_all_alone()
 
     async def _close(self, leased: PublishingProducer) -> None:

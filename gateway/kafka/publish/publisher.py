@@ -526,7 +526,7 @@ class Publisher:
     def statistics(self) -> SettlementStatistics:
         """Return the current statistics."""
         in_flight = (self.budget.records, self.budget.bytes)
-        return self._settlement.statistics(in_flight, self._producers.started)
+        return self._settlement.statistics(in_flight, self._producers.started, self._producers.waits)
 
 
 def _ignore_stored(_topic: str, _partition: int, _end: int) -> None:

@@ -50,6 +50,7 @@ class SettlementStatistics(msgspec.Struct, frozen=True):
             "protocol",
         ),
     ]
+    request_waits: Annotated[int, counter("waits of requests to Kafka for more records (kafka.linger_ms)")]
     producers: Annotated[int, counter("producers started; each after the first replaced one whose sequence had a gap")]
 
 
@@ -115,7 +116,7 @@ class Settlement:
             failures.report("session", error, f"{type(owner).__name__}: {len(tokens)} tokens not settled")
             failures.guard("session", owner.broken, error, tokens)
 
-    def statistics(self, in_flight: tuple[int, int], producers: int) -> SettlementStatistics:
+    def statistics(self, in_flight: tuple[int, int], producers: int, request_waits: int) -> SettlementStatistics:
         """Return the statistics. `in_flight` is records and bytes, `producers` how many were started."""
         records, size = in_flight
         return SettlementStatistics(
@@ -130,6 +131,7 @@ class Settlement:
             batches=self._batches,
             batch_latency_s=self._latency_s,
             acknowledged_s=self._acknowledged_s,
+            request_waits=request_waits,
             producers=producers,
         )
 

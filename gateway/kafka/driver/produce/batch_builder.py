@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from typing import Protocol
 
 from aiokafka.producer.message_accumulator import BatchBuilder
@@ -30,6 +31,10 @@ class WrittenBatch(BatchBuilder):  # type: ignore[misc]  # aiokafka carries no t
         self.numbered = False  # the sender has assigned its sequence number: it has sent the batch or is about to
         self.may_be_stored = False  # an attempt has failed with an error after which the batch may be in the log
         self._builder = writer
+
+    def senders(self) -> Iterable[Hashable]:
+        """Return whose records it has: the connections, or clients."""
+        raise NotImplementedError
 
     def finish(self, count: int) -> None:
         """Close the batch with `count` records, ready for aiokafka's producer."""

@@ -115,11 +115,13 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "aiokafka.producer.message_accumulator.BatchBuilder": {
         "_buffer": "the bytes that were sent, for rebuilding a batch after a failure",
+        "_build": "the bytes of a request",
         "_builder": "replaced: our own writer of records",
         "_relative_offset": "the number of records written by our own writer; 0 makes aiokafka drop the batch",
         "_set_producer_state": "replaced: it asserts aiokafka's own writer",
     },
     "aiokafka.producer.message_accumulator.MessageAccumulator": {
+        "_batch_ttl": "of a batch in flight that becomes aiokafka's",
         "_batches": "closing by force: queued batches fail",
         "_pending_batches": "closing by force: batches in flight fail",
         "_waiter_future": "metadata requests have pauses: the sender is woken at the end of one",

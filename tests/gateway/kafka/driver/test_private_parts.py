@@ -76,6 +76,8 @@ def test_the_table_is_whole() -> None:
         "_data",
         "_end",
         "_known",
+        "_node",
+        "_passed_on",
         "_size",
         "_source",
         "_timer",

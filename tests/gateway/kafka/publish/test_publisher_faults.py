@@ -238,7 +238,7 @@ def stop_at(request, monkeypatch):
 
 
 async def test_what_was_taken_before_a_freeze_is_not_sent_after_it(
-    bootstrap, new_topic, kit, read_topic, stop_at, request
+    bootstrap, new_topic, kit, read_topic, *, stop_at, request
 ):
     cold = "aiokafka" in request.node.name  # the first batch of a producer, or of a lost connection, goes that way
     topic = await new_topic(partitions=1)
