@@ -29,6 +29,7 @@ from gateway.kafka.cluster.topic_safety import TopicSafetyStatistics
 from gateway.kafka.driver.fetch.unreadable import UnreadableStatistics
 from gateway.kafka.driver.login import KafkaLoginStatistics
 from gateway.kafka.groups.statistics import GroupsStatistics
+from gateway.kafka.publish import sending_states
 from gateway.kafka.publish.budgets import BudgetStatistics
 from gateway.kafka.publish.settlement import SettlementStatistics
 from gateway.kafka.read.delays import DelayStatistics
@@ -75,6 +76,7 @@ CONFIGURATION: Final = ROOT / "docs" / "configuration.md"
 METRICS: Final = ROOT / "docs" / "metrics.md"
 OPERATIONS: Final = ROOT / "docs" / "operations.md"
 MQTT: Final = ROOT / "docs" / "mqtt.md"
+KAFKA: Final = ROOT / "gateway" / "kafka" / "README.md"
 DECISIONS: Final = ROOT / "docs" / "adr"
 MODELS: Final = ROOT / "docs" / "spec"
 SPARK: Final = ROOT / "docs" / "spark.md"
@@ -349,6 +351,7 @@ PLACES: Final[tuple[tuple[Path, str, Callable[[], str]], ...]] = (
     (METRICS, "metrics", metrics),
     (OPERATIONS, "kafka-acls", acl_commands),
     (MQTT, "session", functools.partial(diagram, lifecycle.TABLE, "ABSENT", idle=False)),
+    (KAFKA, "sending", functools.partial(diagram, sending_states.TABLE, "IDLE", idle=True)),
     (MQTT, "QoS 2", functools.partial(diagram, qos2_states.TABLE, "ENDED", idle=True)),
     *((SPARK, name, functools.partial(entry, model)) for name, model in JOB_PARTS.items()),
     (SPARK, "aggregates", aggregates),

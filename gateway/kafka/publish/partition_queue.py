@@ -34,6 +34,7 @@ from gateway.kafka.driver.produce.turn_requests import Answer
 from gateway.kafka.publish.batch import HEADER_BYTES, WITHDRAWN, Batch
 from gateway.kafka.publish.batch_format import CODECS
 from gateway.kafka.publish.producers import Producers, PublishingProducer
+from gateway.kafka.publish.sending_states import TABLE, Act, Sending, Step
 from gateway.runtime.failures import failures
 from gateway.runtime.fence import Fence
 from gateway.runtime.spawn import Spawn
@@ -122,9 +123,10 @@ class PartitionQueue:
     dissolved: bool = False  # the partition no longer exists
     _split_failures: int = 0
     place: TopicPartition = field(init=False)  # the partition, as aiokafka names it
-    _leased: PublishingProducer | None = None  # with whose requests the queue waits, or has its batch in flight
+    sending: Sending = Sending.IDLE
+    _leased: PublishingProducer | None = None  # by whose requests the next batch is sent, while OFFERED or SENT
     _handed: tuple[PublishingProducer, Answer] | None = None  # of a batch that was left to the task in flight
-    _task: asyncio.Task[None] | None = None  # while something unusual is done; never beside `_leased`
+    _task: asyncio.Task[None] | None = None  # while ALONE
     _timeout: asyncio.Timeout | None = None
     # timed out here, but aiokafka still retries them, ahead of later ones
     _given_up: list[ref[Batch]] = field(default_factory=list)
@@ -135,9 +137,11 @@ class PartitionQueue:
         self.place = TopicPartition(self.topic.name, self.number)
         self.open = self.topic.new_batch()
 
-    @property
-    def _is_sending(self) -> bool:
-        return self._task is not None or self._leased is not None
+    def _step(self, step: Step) -> Act:
+        act, self.sending = TABLE[self.sending][step]
+        if self.sending is Sending.IDLE:
+            self._leased = None
+        return act
 
     def seal_open(self) -> Batch:
         """Queue the open batch, unless it is empty, and open another."""
@@ -151,7 +155,7 @@ class PartitionQueue:
         """Update the budgets, and begin to send unless something is in flight."""
         self.touched = False
         self.open.account()
-        if not self._is_sending:
+        if self.sending is Sending.IDLE:
             self._go_on()
 
     def _go_on(self) -> None:
@@ -162,8 +166,14 @@ class PartitionQueue:
         leased = self.context.producers.current
         usual = self.topic.gone is None and self.context.fence.is_open and not self._has_given_up()
         if leased is not None and usual and leased.requests.offer(self):
+            self._step(Step.OFFER)
             self._leased = leased
         else:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._step(Step.LEAVE) is Act.START:
+            self._leased = None
             self._task = self.context.spawn(self._run())
 
     # In the requests of the turn: `OfferingQueue`
@@ -182,9 +192,7 @@ class PartitionQueue:
             self.go_alone()
             return None
         batch = self._take_next()
-        if batch is None:
-            self._leased = None
-            self._go_on()
+        self._step(Step.EMPTY if batch is None else Step.TAKE)
         return batch
 
     def _take_next(self) -> Batch | None:
@@ -197,9 +205,8 @@ class PartitionQueue:
 
     def stored(self, batch: WrittenBatch, offset: int) -> None:
         """Settle the batch in flight, and go on."""
-        if self._leased is None or not self._is_in_flight(batch):
-            return  # abandoned
-        self._leased = None
+        if self._step(Step.STORE) is not Act.SETTLE:
+            return
         try:
             self._settle(self.in_flight[0], Outcome.STORED, offset, "")
         except Exception as error:
@@ -208,14 +215,13 @@ class PartitionQueue:
 
     def go_alone(self, batch: WrittenBatch | None = None, answer: Answer | None = None) -> None:
         """Go on in a task; if a batch is in flight, with the answer to come for it."""
-        leased = self._leased
-        if leased is None or (batch is not None and not self._is_in_flight(batch)):
-            return  # abandoned
-        self._leased = None
+        if batch is not None and not self._is_in_flight(batch):
+            return  # settled already, or taken out
         if answer is not None:
-            leased.use()
-            self._handed = leased, answer
-        self._task = self.context.spawn(self._run())
+            assert self._leased is not None
+            self._leased.use()
+            self._handed = self._leased, answer
+        self._leave()
 
     # In a task
 
@@ -231,13 +237,14 @@ class PartitionQueue:
             await asyncio.sleep(RESEND_S)
         finally:
             self._task = None
+        self._step(Step.FINISH)
         self._go_on()
         self.context.producers.flush()
 
     def set_led(self, led: bool) -> None:
         """Note whether the partition has a leader. Without one, senders leave it once none of its batches is left."""
         self.led = led
-        self.shut = not led and not self._is_sending and not self.open.count
+        self.shut = not led and self.sending is Sending.IDLE and not self.open.count
 
     async def _deliver(self) -> None:
         """Send what is in flight, in order, until all of it is settled."""
@@ -421,9 +428,7 @@ class PartitionQueue:
     def dissolve(self) -> list[Batch]:
         """Remove and return all batches, in order: the partition no longer exists."""
         self.shut = self.dissolved = True
-        if self._task is not None:
-            self._task.cancel()
-        leased = self._stop_waiting()
+        leased = self._end()
         if leased is not None and self.in_flight:
             self.in_flight[0].void()
             self.context.producers.retire(leased)  # it would retry the batch for ever
@@ -435,26 +440,30 @@ class PartitionQueue:
 
     async def abandon(self) -> None:
         """Settle all batches as BUSY now, at shutdown."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-            self._task = None  # a task that is cancelled before its first step does not do that itself
-        self._stop_waiting()
+        task = self._task
+        self._end()
+        if task is not None:
+            await asyncio.wait({task})
         self.seal_open()
         self.in_flight.extend(self.full)
         self.full.clear()
         while self.in_flight:
             self._settle(self.in_flight[0], Outcome.BUSY, -1, "shutting down")
 
-    def _stop_waiting(self) -> PublishingProducer | None:
-        """Wait for no answer to a request any more; return the producer that still has the batch in flight, if any."""
+    def _end(self) -> PublishingProducer | None:
+        """Expect no answer any more. Return the producer that has the batch in flight, unless the task knows it."""
         leased, self._leased = self._leased, None
-        if leased is not None:
+        act = self._step(Step.END)
+        if act is Act.FORGET and leased is not None:
             leased.requests.forget(self)
-        elif self._handed is not None:  # its task was cancelled before its first step
-            (leased, _), self._handed = self._handed, None
-            self.context.producers.release(leased)
-        return leased
+            return leased
+        if act is Act.CANCEL and self._task is not None:
+            self._task.cancel()
+            if self._handed is not None:  # before the task's first step
+                (leased, _), self._handed = self._handed, None
+                self.context.producers.release(leased)
+                return leased
+        return None
 
     def _has_given_up(self) -> bool:
         """Whether aiokafka still retries a batch that was given up here; later ones must not overtake it."""
