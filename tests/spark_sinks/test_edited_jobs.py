@@ -198,7 +198,7 @@ async def test_two_stateful_steps_of_a_transform_lose_no_result(
     late = json.dumps({"a": 1, "at": START_MS}).encode()
     for topic in ("LEFT", "RIGHT"):
         await producer.send_and_wait(job.topics[topic], late, b"k")
-    await running.wait_for(lambda done: any(one.late_rows for one in done), 120)
+    await running.wait_for(lambda done: sum(one.late_rows for one in done) >= 2, 120)
     values = [json.loads(record.value) for record in await read_all(bootstrap, job.topics["TARGET"])]
     totals = await running.stop()
     assert totals.late_rows == 2
