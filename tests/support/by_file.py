@@ -12,14 +12,21 @@ TOGETHER = ("tests/spark_sinks/", "tests/interop/amqp/", "tests/interop/mqtt/", 
 ALONE = tuple(
     f"tests/spark_sinks/test_{name}.py"
     for name in (
+        "archive_segments",
+        "archive_tables",
         "bridge_audit",
+        "decoders",
         "drivers",
         "job_files",
+        "job_options",
+        "metrics",
         "replays",
         "runs",
         "spark_process",
         "stopped_replays",
         "submit",
+        "unreadable_records",
+        "whose_clocks_count",
     )
 )
 """Files in such a folder that do without what the others share."""
