@@ -136,8 +136,9 @@ async def test_with_accepted_loss_a_topic_that_was_made_again_is_read_from_its_b
     *, run_job: Any, job: Job, producer: AIOKafkaProducer, admin: AIOKafkaAdminClient, bootstrap: str, trigger: str,
     again: int,
 ) -> None:  # fmt: skip
-    told: dict[str, Any] = {"trigger": trigger, "interval_ms": 5_000 if trigger == REAL_TIME else None}
-    options = job.options(STATS, accept_data_loss=True, **told)
+    told: dict[str, Any] = {"trigger": trigger, "interval_ms": 2_000 if trigger == REAL_TIME else None}
+    short = 'run = { conf = { "spark.sql.streaming.realTimeMode.minBatchDuration" = "1s" },'
+    options = job.options(STATS, "run = {", short, accept_data_loss=True, **told)
     await send(producer, job.topics["SOURCE"], 100)
     await run(run_job, options, 100)
     assert list((Path(options.checkpoint) / "window-stats" / "offsets").glob("*.crc")), "Spark's own checksums"
