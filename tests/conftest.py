@@ -18,8 +18,10 @@ from typing import Any
 
 import hypothesis
 import pytest
+import structlog
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
+from structlog.dev import ConsoleRenderer, plain_traceback
 from structlog.testing import capture_logs
 
 from gateway.embedded.broker import EmbeddedBroker
@@ -51,6 +53,10 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 # compile all modules again, for about two seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# By default structlog shows the local variables of every frame of an exception, which took a test half a minute.
+structlog.configure(
+    processors=[*structlog.get_config()["processors"][:-1], ConsoleRenderer(exception_formatter=plain_traceback)]
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

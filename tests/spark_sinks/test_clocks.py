@@ -90,6 +90,7 @@ async def test_readings_that_others_made_late_are_told_apart(
     await producer.send_and_wait(source, b'{"load": 1}', b"in-time", timestamp_ms=now)
     await producer.send_and_wait(source, b'{"load": 1, "at": %d}' % (now - 60_000), b"late", timestamp_ms=now)
     letters = await read_until(dead, lambda records: len(records) == 2, 120)
+    await job.wait_for(lambda _: sum(found.late for found in job.examined) == 2)
     totals = await job.stop()
     reasons = {record.key: dict(record.headers)["error"] for record in letters}
     assert reasons == {

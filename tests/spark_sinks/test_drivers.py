@@ -13,18 +13,10 @@ from typing import Any
 import duckdb
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from deltalake import DeltaTable
 
-from gateway.kafka.cluster.rights import AclOperation
-from gateway.kafka.driver.acl_requests import GROUP, TOPIC, TRANSACTIONAL_ID, Acl
-from spark_sinks.spark.lease import PREFIX
 from tests.spark_sinks.test_edited_jobs import START_MS
-from tests.support.secured import secured_broker as secured_broker  # noqa: PLC0414 - a fixture
-from tests.support.secured import secured_of
 from tests.support.waiting import wait_until
-from tools.acls import Acls
-from tools.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,16 +60,21 @@ async def drivers() -> AsyncIterator[list[Driver]]:
             await driver.end()
 
 
+@pytest.fixture
+def common(bootstrap: str, spark_jars: list[Path], java_options: str) -> list[str]:
+    jars = ",".join(map(str, spark_jars))
+    return [f"--bootstrap-servers={bootstrap}", f"--jars={jars}", f"--driver-java-options={java_options}"]
+
+
 @pytest.mark.timeout(600)
 async def test_a_driver_of_another_home_takes_over_and_an_edited_one_is_refused_and_ends_nobody(
-    *, drivers: list[Driver], bootstrap: str, new_topic: Any, spark_jars: list[Path], tmp_path: Path,
-    producer: AIOKafkaProducer, read_until: Any,
+    *, drivers: list[Driver], common: list[str], new_topic: Any, tmp_path: Path, producer: AIOKafkaProducer,
+    read_until: Any,
 ) -> None:  # fmt: skip
     source, target, dead = [await new_topic(partitions=1) for _ in range(3)]
-    common = [
-        f"--bootstrap-servers={bootstrap}", f"--checkpoint={tmp_path / 'checkpoint'}", f"--source={source}",
-        f"--target={target}", f"--dead-letter={dead}", f"--jars={','.join(map(str, spark_jars))}", "--window=2s",
-        "--slide=2s",
+    windows = [
+        *common, f"--checkpoint={tmp_path / 'checkpoint'}", f"--source={source}", f"--target={target}",
+        f"--dead-letter={dead}", "--window=2s", "--slide=2s",
     ]  # fmt: skip
 
     async def counted(number: int) -> None:
@@ -87,7 +84,7 @@ async def test_a_driver_of_another_home_takes_over_and_an_edited_one_is_refused_
         await read_until(target, lambda records: records and json.loads(records[-1].value)["count"] == number)
 
     for number, name in enumerate(("first", "second"), 1):
-        drivers.append(Driver(common, tmp_path / name))
+        drivers.append(Driver(windows, tmp_path / name))
         await drivers[-1].start()
         await drivers[-1].wait_ready()
         await counted(number)
@@ -95,14 +92,14 @@ async def test_a_driver_of_another_home_takes_over_and_an_edited_one_is_refused_
     assert drivers[0].process.returncode == 1
     assert "max-temperature failed: another driver has taken over the checkpoint" in said
 
-    drivers.append(Driver([*common, "--slide=1s"], tmp_path / "edited"))
+    drivers.append(Driver([*windows, "--slide=1s"], tmp_path / "edited"))
     await drivers[-1].start()
     said = await drivers[-1].end()
     assert drivers[-1].process.returncode == 1
     assert "max-temperature was edited: --slide was 2000 ms, and is 1000 ms" in said
     await counted(3)  # by the second
 
-    drivers.append(Driver([*common, "--slide=1s", "--fresh"], tmp_path / "fresh"))
+    drivers.append(Driver([*windows, "--slide=1s", "--fresh"], tmp_path / "fresh"))
     await drivers[-1].start()
     await drivers[-1].wait_ready()
     said = await drivers[1].end()
@@ -125,8 +122,7 @@ run = { checkpoint = "CHECKPOINT", interval = "500ms" }
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
 async def test_of_two_drivers_of_an_archive_the_later_one_goes_on_and_the_archive_has_each_record_once(
-    *, drivers: list[Driver], bootstrap: str, new_topic: Any, spark_jars: list[Path], tmp_path: Path,
-    producer: AIOKafkaProducer, kind: str,
+    *, drivers: list[Driver], common: list[str], new_topic: Any, tmp_path: Path, producer: AIOKafkaProducer, kind: str
 ) -> None:  # fmt: skip
     source = await new_topic(partitions=1)
     lake, file = tmp_path / "lake", tmp_path / "job.toml"
@@ -143,7 +139,6 @@ async def test_of_two_drivers_of_an_archive_the_later_one_goes_on_and_the_archiv
         sent += 20
         await wait_until(lambda: len(values_in(lake, kind)) >= sent, 120)
 
-    common = [f"--bootstrap-servers={bootstrap}", f"--jars={','.join(map(str, spark_jars))}"]
     for name in ("first", "second"):
         drivers.append(Driver(common, tmp_path / name, str(file)))
         await drivers[-1].start()
@@ -167,47 +162,3 @@ def values_in(lake: Path, kind: str) -> list[int]:
     with duckdb.connect() as engine:
         rows = engine.execute(f"SELECT value FROM read_parquet('{lake}/**/*.parquet')").fetchall()
     return [int(value) for (value,) in rows]
-
-
-@pytest.mark.timeout(300)
-async def test_without_the_rights_of_a_lease_the_sentence_names_the_right(
-    *, drivers: list[Driver], secured_broker: Cluster, spark_jars: list[Path], tmp_path: Path
-) -> None:
-    secured, (source, target, dead) = secured_of(secured_broker), (f"lease-{word}" for word in ("in", "out", "dead"))
-    admin = AIOKafkaAdminClient(bootstrap_servers=secured_broker.bootstrap_servers)
-    await admin.start()
-    await admin.create_topics([NewTopic(name, 1, 1) for name in (source, target, dead)])
-    await admin.close()
-    of_topics, of_id, of_group = (
-        [Acl(kind, name, True, "User:ann", "*", operation, True) for operation in operations]
-        for kind, name, operations in (
-            (TOPIC, "lease-", (AclOperation.READ, AclOperation.WRITE)),
-            (TRANSACTIONAL_ID, PREFIX, (AclOperation.WRITE,)),
-            (GROUP, PREFIX, (AclOperation.READ,)),
-        )
-    )
-    login = f'username="ann" password="{secured.password}";'
-    settings = {
-        "security.protocol": "SASL_SSL", "ssl.truststore.type": "PEM", "ssl.truststore.location": str(secured.ca),
-        "sasl.mechanism": "SCRAM-SHA-512",
-        "sasl.jaas.config": f"org.apache.kafka.common.security.scram.ScramLoginModule required {login}",
-    }  # fmt: skip
-    common = [
-        f"--bootstrap-servers={secured_broker.servers('SASL')}", f"--checkpoint={tmp_path / 'checkpoint'}",
-        f"--source={source}", f"--target={target}", f"--dead-letter={dead}",
-        f"--jars={','.join(map(str, spark_jars))}", *(f"--kafka={name}={value}" for name, value in settings.items()),
-    ]  # fmt: skip
-    async with Acls(secured_broker.bootstrap_servers) as acls:
-        for number, granted in enumerate((of_topics, of_id)):
-            await acls.create(*granted)
-            drivers.append(Driver(common, tmp_path / f"home-{number}"))
-            await drivers[-1].start()
-            said = await drivers[-1].end()
-            assert drivers[-1].process.returncode == 1
-            assert "max-temperature failed: Kafka does not allow the lease of the checkpoint: Write on the" in said
-            assert f"transactional id {PREFIX}" in said
-            assert "Read on the group of this name" in said
-        await acls.create(*of_group)
-        drivers.append(Driver(common, tmp_path / "allowed"))
-        await drivers[-1].start()
-        await drivers[-1].wait_ready()

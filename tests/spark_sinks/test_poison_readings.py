@@ -42,6 +42,10 @@ from spark_sinks.spec.triggers import MICRO_BATCH, REAL_TIME
 from tests.support.topics import create_topic, read_all
 from tests.support.waiting import wait_until
 
+SHORT_BATCHES = {  # in TOML and in Python
+    "run = { ": 'run = { conf = { "spark.sql.streaming.realTimeMode.minBatchDuration" = "1s" }, ',
+    "run=Run(": 'run=Run(conf={"spark.sql.streaming.realTimeMode.minBatchDuration": "1s"}, ',
+}
 TIMES = {name.replace(".", "_"): value for name, value in ANY_TIME.items()}
 
 
@@ -69,7 +73,7 @@ def told_to(options: Any, trigger: str) -> Any:
     """Return options for two batches, or for real time."""
     if trigger == MICRO_BATCH:
         return msgspec.structs.replace(options, max_offsets_per_trigger=FIRST)
-    return msgspec.structs.replace(options, trigger=trigger, interval_ms=5_000)
+    return msgspec.structs.replace(options, trigger=trigger, interval_ms=2_000)
 
 
 RunKind = Callable[[str, str], Awaitable[None]]
@@ -84,6 +88,8 @@ def run_kind(
     async def run(kind: str, trigger: str) -> None:
         target, dead = [await new_topic(partitions=1, max_message_bytes=str(LIMIT)) for _ in range(2)]
         text = job_file(kind, Topics(everything, target, dead), tmp_path, real_time=trigger == REAL_TIME)
+        for before, after in SHORT_BATCHES.items() if trigger == REAL_TIME else ():
+            text = text.replace(before, after)
         job = await run_job(told_to(declare(text, suffix(kind)), trigger))
         await job.wait_for(lambda done: sum(one.rows for one in done) == SENT, 180)
         if job.scans:
