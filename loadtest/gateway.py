@@ -190,12 +190,6 @@ def process_cpu(pid: int, *, ended_children: bool = False) -> float:
     return sum(map(int, fields[11 : 15 if ended_children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
-def children_cpu() -> float:
-    """Return the user and system CPU in seconds of this process's children that have ended."""
-    times = os.times()
-    return times.children_user + times.children_system
-
-
 def loop_cpu(pid: int) -> float:
     """Return the CPU of a process's first thread, which runs the event loop, in seconds (Linux)."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9

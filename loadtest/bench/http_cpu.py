@@ -23,11 +23,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import uvloop
 from aiohttp import web
 
+from loadtest.clients.connection import Connection, join
 from loadtest.clients.http_wire import CONTROL, Splitter, request
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, loop_cpu
@@ -122,18 +123,14 @@ class Side(NamedTuple):
     path: str
 
 
-class Client(asyncio.Protocol):
+class Client(Connection):
     """A connection that reports complete responses to a callback."""
 
     def __init__(self, answered: Callable[[], None]) -> None:
-        self.transport: asyncio.Transport | None = None
+        super().__init__()
         self.good = 0
         self._answered = answered
         self._splitter = Splitter()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -143,7 +140,6 @@ class Client(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`. The missing response shows when the successful ones are counted."""
-        self.transport = None
         self._answered()
 
 
@@ -158,9 +154,8 @@ class Wave:
 
     async def open(self, address: tuple[str, int], connections: int) -> None:
         """Open connections."""
-        loop = asyncio.get_running_loop()
         for _ in range(connections):
-            self._clients.append((await loop.create_connection(lambda: Client(self._answered), *address))[1])
+            self._clients.append(await join(Client(self._answered), address))
 
     def _answered(self) -> None:
         self._missing -= 1
@@ -173,9 +168,9 @@ class Wave:
         for _ in range(times):
             self._missing, self._whole = len(self._clients), loop.create_future()
             for client in self._clients:
-                if client.transport is None:
+                if not client.is_open:
                     raise RuntimeError("a connection was closed")
-                client.transport.write(request)
+                client.write(request)
             await self._whole
         good, expected = sum(client.good for client in self._clients), times * len(self._clients)
         if good != expected:
@@ -184,8 +179,7 @@ class Wave:
     def close(self) -> None:
         """Close all connections."""
         for client in self._clients:
-            if client.transport is not None:
-                client.transport.close()
+            client.close()
 
 
 async def cost(side: Side, kind: Kind, requests: int) -> float:

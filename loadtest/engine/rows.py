@@ -11,8 +11,8 @@ from aiokafka import AIOKafkaProducer
 
 from loadtest.clients.amqp import Sender, transfers
 from loadtest.clients.amqp_receiver import Receiver
+from loadtest.clients.connection import join_all
 from loadtest.clients.http_wire import Connection
-from loadtest.clients.joining import join_all
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic, store
 from loadtest.engine.fan_out import Fan, fan_out

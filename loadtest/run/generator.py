@@ -17,12 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import uvloop
 from hdrh.histogram import HdrHistogram
 
 from loadtest.clients import amqp, amqp_receiver, mqtt, rest
+from loadtest.clients.connection import Connection
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from loadtest.numbering import Numbering
@@ -50,21 +51,16 @@ class Runs:
             self.runs.append([first, behind])
 
 
-class Listener(asyncio.Protocol):
+class Listener(Connection):
     """Reads server-sent events, and passes on complete ones."""
 
     def __init__(self, path: str, fields: str, on_events: Callable[[bytes, float], None]) -> None:
-        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._request = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n{fields}\r\n".encode()
+        super().__init__()
+        self.begun = self.promise()
+        self.greeting = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n{fields}\r\n".encode()
         self._on_events = on_events
         self._head = b""
         self._rest = b""
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the request."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         """Wait for the head and the first event (`retry`), then pass on events."""
@@ -79,17 +75,7 @@ class Listener(asyncio.Protocol):
         if b"retry:" in self._head:
             self.begun.set_result(None)
         elif b"\r\n\r\n" in self._head and b" 200 " not in self._head.split(b"\r\n", 1)[0]:
-            self.begun.set_exception(ConnectionRefusedError(self._head[:200].decode(errors="replace")))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The gateway closed the socket."""
-        if not self.begun.done():
-            self.begun.set_exception(exc or ConnectionResetError("connection closed"))
-
-    def close(self) -> None:
-        """Abort the connection."""
-        if self._transport is not None:
-            self._transport.abort()
+            self.fail(ConnectionRefusedError(self._head[:200].decode(errors="replace")))
 
 
 class Generator:

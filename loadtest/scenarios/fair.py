@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from loadtest.beside import beside
-from loadtest.clients.crowd.greedy import Greedy
+from loadtest.clients.crowd.apart import Apart, Order
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from loadtest.clients.topics import create_topic
@@ -117,7 +117,7 @@ async def _beside_greedy(stand: Stand, gateway: GatewayProcess, plan: Plan, kind
     await _modest(gateway, quiet, 3, 10.0, WARM_S)
     alone = await _modest(gateway, quiet, 3, 10.0, plan.seconds)
     _compare(stand, f"{kind}: alone", alone, None)
-    flood = await Greedy.start(gateway.address("mqtt"), flooded, plan.greedy, plan.size)
+    flood = await Apart.start(gateway.address("mqtt"), Order(flooded, size=plan.size, greedy=plan.greedy))
     try:
         await asyncio.sleep(WARM_S)
         async with _most_in_flight(gateway) as most:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import aiohttp
 from aiokafka.client import AIOKafkaClient
 
-from loadtest.clients.crowd.modest import Modest
+from loadtest.clients.crowd.apart import Apart, Order
 from loadtest.clients.hostile.amqp_record import record
 from loadtest.clients.hostile.storms import Attacks, Conversations, Fuzz, Requests
 from loadtest.clients.hostile.strangers import TOPIC, Strangers
@@ -122,12 +122,12 @@ async def strangers(stand: Stand, plan: Long) -> None:
         http = await stack.enter_async_context(aiohttp.ClientSession(f"http://{gateway.addresses['http']}"))
         others = Strangers(gateway, kafka, http)
         async with honest(stand, gateway) as load, asyncio.TaskGroup() as group:
-            modest = [await Modest.start(*gateway.address("mqtt"), TOPIC, pause_s) for pause_s in (0.05, 1.0)]
+            modest = [await Apart.start(gateway.address("mqtt"), Order(TOPIC, rate=rate)) for rate in (20.0, 1.0)]
             tasks = [group.create_task(others.run(kind)) for kind in others.kinds]
-            begun, end = time.monotonic(), load.now + plan.minutes * 60
+            begun, end = time.perf_counter(), load.now + plan.minutes * 60
             while load.now < end:
                 await asyncio.sleep(min(plan.every, max(0.0, end - load.now)))
-                now = time.monotonic()
+                now = time.perf_counter()
                 for client in modest:
                     await client.answered(now)
                 waited = Latencies()

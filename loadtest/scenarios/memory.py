@@ -21,8 +21,8 @@ import aiohttp
 from loadtest.beside import beside, in_turn
 from loadtest.clients import amqp_wire
 from loadtest.clients.amqp_wire import GREETING, SASL_OUTCOME, attach_receiver, attach_sender
+from loadtest.clients.connection import join
 from loadtest.clients.crowd.opening import Opening, Step, opened
-from loadtest.clients.joining import join
 from loadtest.clients.kept.mqtt import EXPIRY_S, KeptSubscriber
 from loadtest.clients.mqtt import Publisher, Subscriber, publishes
 from loadtest.clients.mqtt_wire import connect_packet, subscribe_packet
@@ -158,8 +158,7 @@ async def _sessions(stand: Stand, gateway: GatewayProcess, plan: Crowd) -> None:
     async def make(number: int) -> None:
         data = connect_packet(f"{topic}-{number}", session_expiry_s=EXPIRY_S) + subscribe_packet(1, [(f"{topic}/#", 1)])
         one = await opened(Opening("mqtt", [Step(data, [CONNACK, SUBACK]), Step(DISCONNECT)]), address)
-        if one.transport is not None:
-            one.transport.close()
+        one.close()
 
     async def leave() -> None:
         await in_turn(range(len(kept), plan.sessions), make)
@@ -289,7 +288,7 @@ async def idle(stand: Stand, plan: Silence) -> None:
                 each, quiet, began = (process_resident(pid) - empty) / size, loop_cpu(pid), time.perf_counter()
                 await asyncio.sleep(plan.watch)
                 quiet = (loop_cpu(pid) - quiet) / (time.perf_counter() - began)
-                gone = sum(one.transport is None for one in crowd.clients)
+                gone = sum(not one.is_open for one in crowd.clients)
                 stand.check(not gone, f"{gone} connections were lost")
                 stand.row(**{
                     "connections": size, "connects per second": round(count / took),

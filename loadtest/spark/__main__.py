@@ -12,7 +12,7 @@ import uvloop
 
 from loadtest.engine.command import Scenario, parser_of, until_signal
 from loadtest.engine.stand import Stand
-from loadtest.spark import audit, backlog, behind, cluster, large, latency, proofs, rates, replay, state
+from loadtest.spark import backlog, cluster, large, latency, proofs, rates, state
 from loadtest.spark.poison import every_kind
 
 
@@ -42,7 +42,7 @@ async def run_rates(stand: Stand, plan: Rates) -> None:
 
 
 RATES = Scenario("rates", "measure records per CPU second: bare source, decoding, windows, archive", Rates(), run_rates)
-MODULES = (audit, backlog, behind, cluster, large, latency, every_kind, proofs, replay, state)
+MODULES = (backlog, cluster, large, latency, every_kind, proofs, state)
 
 
 def main() -> None:

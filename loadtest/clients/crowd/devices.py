@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer
 
-from loadtest.clients.joining import join
+from loadtest.clients.connection import Connection, join
+from loadtest.clients.mqtt import DISCONNECT
 from loadtest.clients.mqtt_wire import Splitter, connect_packet
 
 ANSWER_S: Final = 15.0  # timeout of CONNACK
 EXPIRY_S: Final = 600
-DISCONNECT: Final = b"\xe0\x00"
 
 
-class Socket(asyncio.Protocol):
+class Socket(Connection):
     """One connection of a device.
 
     Attributes:
@@ -28,22 +28,23 @@ class Socket(asyncio.Protocol):
         closed_at: when it ended; None while it is open.
     """
 
+    closing = DISCONNECT
+
     def __init__(self, greeting: bytes, server: tuple[str, int]) -> None:
+        super().__init__()
+        self.greeting = greeting
         self.address = ""
         self.server = server
-        self.answered: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.answered = self.promise()
         self.code: int | None = None
         self.closed_at: float | None = None
-        self._greeting = greeting
         self._splitter = Splitter()
-        self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send CONNECT."""
-        self._transport = cast("asyncio.Transport", transport)
+        super().connection_made(transport)
         host, port = transport.get_extra_info("sockname")[:2]
         self.address = f"{host}:{port}"
-        self._transport.write(self._greeting)
 
     def data_received(self, data: bytes) -> None:
         """Handle CONNACK and DISCONNECT."""
@@ -60,18 +61,14 @@ class Socket(asyncio.Protocol):
             self.answered.set_result(None)
 
     @property
-    def is_open(self) -> bool:
+    def is_served(self) -> bool:
         """Whether the client was accepted and the connection is open."""
         return self.closed_at is None and self.answered.done() and self.answered.result() == 0
 
     def end(self, *, properly: bool) -> None:
         """Close with DISCONNECT, or abort."""
         if self._transport is not None and self.closed_at is None:
-            if properly:
-                self._transport.write(DISCONNECT)
-                self._transport.close()
-            else:
-                self._transport.abort()
+            (self.close if properly else self.drop)()
             self.closed_at = time.monotonic()
 
 
@@ -91,7 +88,7 @@ class Device:
     def open(self) -> list[Socket]:
         """The open connections."""
         self.sockets = [one for one in self.sockets if one.closed_at is None]
-        return [one for one in self.sockets if one.is_open]
+        return [one for one in self.sockets if one.is_served]
 
     async def connect(self, address: tuple[str, int]) -> bool:
         """Connect, even if there is a connection; False if the gateway is down or refuses."""

@@ -6,11 +6,12 @@ finds the events in them; the others are verified with one memory compare per re
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 import time
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
+
+from loadtest.clients.connection import Connection
 
 _BEGUN: Final = b"retry: "
 
@@ -37,7 +38,7 @@ class Shared:
                 self.ends.append(seen)
 
 
-class EventListener(asyncio.Protocol):
+class EventListener(Connection):
     """One connection.
 
     Attributes:
@@ -48,27 +49,21 @@ class EventListener(asyncio.Protocol):
 
     def __init__(self, path: str, shared: Shared, total: int, on_message: Callable[[int, float], None]) -> None:
         """`on_message` is called with the number of the last event of each read, and its time."""
-        self._request = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n\r\n".encode()
+        super().__init__()
+        self.greeting = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n\r\n".encode()
         self._shared = shared
         self._total = total
         self._on_message = on_message
         self._head = b""
         self._at = 0
-        self._transport: asyncio.Transport | None = None
-        loop = asyncio.get_running_loop()
-        self.subscribed: asyncio.Future[None] = loop.create_future()
-        self.finished: asyncio.Future[None] = loop.create_future()
+        self.subscribed = self.promise()
+        self.finished = self.promise()
         self.wrong = False
 
     @property
     def got(self) -> int:
         """The number of events so far."""
         return bisect.bisect_right(self._shared.ends, self._at)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the request."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         """Handle the head, then chunks."""
@@ -98,14 +93,7 @@ class EventListener(asyncio.Protocol):
         if got >= self._total and not self.finished.done():
             self.finished.set_result(None)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the pending futures."""
-        for future in (self.subscribed, self.finished):
-            if not future.done():
-                future.set_exception(exc or ConnectionResetError("connection closed"))
-
     def close(self) -> None:
-        """Abort the connection."""
-        if self._transport is not None:
-            self.finished.cancel()
-            self._transport.abort()
+        """Abort the connection, whatever is missing."""
+        self.finished.cancel()
+        self.drop()

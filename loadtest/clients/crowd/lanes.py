@@ -14,7 +14,7 @@ from loadtest.beside import beside
 from loadtest.clients import amqp, mqtt
 from loadtest.clients.amqp_messages import minimal
 from loadtest.clients.amqp_receiver import Receiver
-from loadtest.clients.joining import join
+from loadtest.clients.connection import join
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from loadtest.gateway import GatewayProcess

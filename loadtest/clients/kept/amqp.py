@@ -71,7 +71,7 @@ class KeptLink(LastingClient):
 
     def _begin(self) -> None:
         self._splitter = Splitter()
-        self._write(GREETING)
+        self.write(GREETING)
 
     def _serve(self) -> None:
         """Count a usable link."""
@@ -85,7 +85,7 @@ class KeptLink(LastingClient):
             if code == SASL_OUTCOME:
                 if fields[0]:
                     self.faults.append(f"SASL outcome {fields[0]}")
-                self._write(opening(self.client_id) + self._attach())
+                self.write(opening(self.client_id) + self._attach())
             elif code in (DETACH, END, CLOSE):
                 self._ended(code, fields)
             else:
@@ -159,7 +159,7 @@ class KeptSender(NumberedSender, KeptLink):
             out += transfer(self._sent, struct.pack(">I", message), body)
             self._sent += 1
         if out:
-            self._write(bytes(out))
+            self.write(bytes(out))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Queue the messages without an outcome for sending again."""
@@ -320,14 +320,14 @@ class KeptReceiver(KeptLink):
 
     def _grant(self) -> None:
         self._granted = self._received + self._window
-        self._write(credit(self._first_transfer + self._received, self._received, self._window))
+        self.write(credit(self._first_transfer + self._received, self._received, self._window))
 
     def _accept(self) -> None:
         """Accept the held messages; the delivery-ids of one link are consecutive."""
         self._due = None
         if not self._held or self._transport is None:
             return
-        self._write(accept(self._held[0][0], self._held[-1][0]))
+        self.write(accept(self._held[0][0], self._held[-1][0]))
         now = time.monotonic()
         for _, delivery in self._held:
             self._on_accept(delivery, now)

@@ -54,7 +54,7 @@ class KeptClient(LastingClient):
     def _begin(self) -> None:
         """Send CONNECT, with Clean Start until there is a session."""
         self._splitter = Splitter()
-        self._write(
+        self.write(
             connect_packet(
                 self.client_id,
                 clean_start=not self._had_session,
@@ -186,7 +186,7 @@ class KeptPublisher(NumberedSender, KeptClient):
             self._outgoing[identifier] = _Outgoing(sequence)
             out += self._publish(identifier, sequence, dup=False)
         if out:
-            self._write(bytes(out))
+            self.write(bytes(out))
 
     def _publish(self, identifier: int, sequence: int, *, dup: bool) -> bytes:
         self._note(sequence, "PUBLISH DUP" if dup else "PUBLISH", identifier)
@@ -210,7 +210,7 @@ class KeptPublisher(NumberedSender, KeptClient):
                 self._through(identifier)
             else:
                 out += self._publish(identifier, one.sequence, dup=True)
-        self._write(bytes(out))
+        self.write(bytes(out))
         asyncio.get_running_loop().call_soon(self.push)
 
     def _packet(self, first: int, body: bytes) -> None:
@@ -223,7 +223,7 @@ class KeptPublisher(NumberedSender, KeptClient):
         name = {PUBACK: "PUBACK", PUBREC: "PUBREC", PUBCOMP: "PUBCOMP"}[first]
         if one is None:
             if first == PUBREC:
-                self._write(struct.pack(">BBHB", PUBREL, 3, identifier, _NOT_FOUND))
+                self.write(struct.pack(">BBHB", PUBREL, 3, identifier, _NOT_FOUND))
             self.faults.append(f"{name} for the unknown identifier {identifier}")
             return
         self._note(one.sequence, f"{name} 0x{code:02x}" if code else name, identifier)
@@ -238,7 +238,7 @@ class KeptPublisher(NumberedSender, KeptClient):
                 self.given_up += 1
         elif first == PUBREC:
             one.released = True
-            self._write(struct.pack(">BBH", PUBREL, 2, identifier))
+            self.write(struct.pack(">BBH", PUBREL, 2, identifier))
         else:
             if code not in (_FOUND, 0x10):
                 self.faults.append(f"{name} 0x{code:02x} for {identifier}")
@@ -280,7 +280,7 @@ class KeptSubscriber(KeptClient):
         if not present:
             self._held.clear()
         if not present or not self.subscribed.is_set():
-            self._write(subscribe_packet(1, [(self._filter, self._qos)]))
+            self.write(subscribe_packet(1, [(self._filter, self._qos)]))
 
     def _packet(self, first: int, body: bytes) -> None:
         if first >> 4 == 3:
@@ -290,7 +290,7 @@ class KeptSubscriber(KeptClient):
             known = identifier in self._held
             self._held.discard(identifier)
             code = b"" if known else bytes((_NOT_FOUND,))
-            self._write(packet(PUBCOMP, body[:2] + code))
+            self.write(packet(PUBCOMP, body[:2] + code))
         elif first == 0x90:
             if body[-1] != self._qos:
                 self.faults.append(f"SUBACK 0x{body[-1]:02x}")
@@ -315,8 +315,8 @@ class KeptSubscriber(KeptClient):
             else:
                 self._held.add(number)
                 self._on_message(payload, qos)
-            self._write(bytes((PUBREC, 2)) + identifier)
+            self.write(bytes((PUBREC, 2)) + identifier)
             return
         self._on_message(payload, qos)
         if qos:
-            self._write(bytes((PUBACK, 2)) + identifier)
+            self.write(bytes((PUBACK, 2)) + identifier)

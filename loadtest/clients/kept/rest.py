@@ -66,7 +66,7 @@ class KeptProducer(NumberedSender, LastingClient):
     def _post(self) -> None:
         records = [{"key": self._key, "value": self._payload(sequence).decode()} for sequence in self._asked]
         body = json.dumps({"records": records}).encode()
-        self._write(request("POST", self._path, TEXT_RECORDS, body))
+        self.write(request("POST", self._path, TEXT_RECORDS, body))
 
     def _begin(self) -> None:
         """Repeat a request that has no response; there is no handshake."""
