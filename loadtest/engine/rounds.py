@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from loadtest.clients.kept.lasting import Messages
 from loadtest.clients.topics import create_topic
 from loadtest.engine.redelivery import Group, Kill, Outage
 from loadtest.gateway import GatewayProcess
@@ -140,13 +141,13 @@ class Rounds:
         self._rng = random.Random(chaos.seed)
         self._loading = self._pushing = True
 
-    def payload_of(self, number: int) -> Callable[[int], bytes]:
-        """Return the function that makes a sender's messages."""
-        return lambda sequence: self.numbering.payload(number, sequence, PAYLOAD)
-
-    def acknowledged_to(self, number: int) -> Callable[[int], None]:
-        """Return the function that records a sender's acknowledgements."""
-        return lambda sequence: self.ledger.acknowledge(number, sequence)
+    def messages(self) -> Messages:
+        """Return the messages of the next sender."""
+        number = len(self.senders)
+        return Messages(
+            f"sender-{number}", lambda sequence: self.numbering.payload(number, sequence, PAYLOAD),
+            lambda sequence: self.ledger.acknowledge(number, sequence), self.chaos.window,
+        )  # fmt: skip
 
     def group(self, name: str) -> Group:
         """Return a group with its book."""

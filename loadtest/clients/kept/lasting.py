@@ -7,7 +7,8 @@ import asyncio
 import collections
 import contextlib
 import time
-from typing import ClassVar, Final
+from collections.abc import Callable
+from typing import ClassVar, Final, NamedTuple
 
 from loadtest.clients.connection import Connection, join
 
@@ -105,19 +106,65 @@ class LastingClient(Connection, abc.ABC):
         """Send the first bytes of the handshake."""
 
 
-class NumberedSender:
-    """The progress of a client that sends numbered messages; a mix-in for `LastingClient`.
+class Messages(NamedTuple):
+    """The numbered messages of a sender.
 
     Attributes:
+        key: of all of them; MQTT: the last level of their topic.
+        payload: makes the payload of a message.
+        on_ack: called with each acknowledged message.
+        window: the most unacknowledged messages; HTTP: the most records of a request.
+    """
+
+    key: str
+    payload: Callable[[int], bytes]
+    on_ack: Callable[[int], None]
+    window: int
+
+
+class Place(NamedTuple):
+    """The position of a record in its topic."""
+
+    partition: int
+    offset: int
+
+
+class Delivery(NamedTuple):
+    """A received message.
+
+    Attributes:
+        payload: of its Data section.
+        place: the record's position.
+        generation: of the connection: how often the gateway was killed before it.
+        at: time of arrival, `time.monotonic`.
+    """
+
+    payload: bytes
+    place: Place
+    generation: int
+    at: float
+
+
+class NumberedSender:
+    """The progress of a client that sends numbered messages; a mix-in.
+
+    Attributes:
+        messages: what it sends.
         total: number of messages; may be increased.
         answered: number of acknowledged messages.
         given_up: number of refused messages that are not sent again.
     """
 
+    messages: Messages
     total = 0
     answered = 0
     given_up = 0
     _next = 0  # the next message to send for the first time
+
+    def acknowledge(self, number: int) -> None:
+        """Count an acknowledged message."""
+        self.answered += 1
+        self.messages.on_ack(number)
 
     @property
     def finished(self) -> bool:

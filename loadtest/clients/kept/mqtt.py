@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from loadtest.clients.kept.lasting import LastingClient, NumberedSender
+from loadtest.clients.kept.lasting import LastingClient, Messages, NumberedSender
 from loadtest.clients.mqtt_wire import (
     RECEIVE_MAXIMUM,
     Splitter,
@@ -130,41 +130,19 @@ class _Outgoing:
 
 
 class KeptPublisher(NumberedSender, KeptClient):
-    """Publishes numbered messages, with at most `window` unacknowledged.
-
-    Attributes:
-        qos: 1 or 2.
-        total: number of messages; may be increased.
-        answered: number of messages finished by PUBACK or PUBCOMP.
-        given_up: number of refused messages that are not sent again.
-    """
+    """Publishes numbered messages at QoS 1 or 2."""
 
     def __init__(
-        self,
-        address: tuple[str, int],
-        client_id: str,
-        topic: str,
-        *,
-        qos: int,
-        payload: Callable[[int], bytes],
-        on_ack: Callable[[int], None],
-        window: int,
-        again: bool = True,
+        self, address: tuple[str, int], client_id: str, topic: str, messages: Messages, *, qos: int, again: bool = True
     ) -> None:
         """With `again`, refused messages are sent again under another identifier, and events are recorded."""
         super().__init__(address, client_id)
-        self.total = 0
-        self.answered = 0
-        self.given_up = 0
+        self.messages = messages
         self.histories: dict[int, list[Event]] = {}
         self.qos = qos
         self._again = again
-        self._topic = topic
-        self._payload = payload
-        self._on_ack = on_ack
-        self._window = window
-        self._room = window
-        self._next = 0
+        self._topic = f"{topic}/{messages.key}"
+        self._room = messages.window
         self._next_id = 1
         self._resend: list[int] = []
         self._outgoing: dict[int, _Outgoing] = {}  # by packet identifier, in the order of the first PUBLISH
@@ -190,7 +168,7 @@ class KeptPublisher(NumberedSender, KeptClient):
 
     def _publish(self, identifier: int, sequence: int, *, dup: bool) -> bytes:
         self._note(sequence, "PUBLISH DUP" if dup else "PUBLISH", identifier)
-        return publish_packet(self._topic, self._payload(sequence), self.qos, identifier, dup=dup)
+        return publish_packet(self._topic, self.messages.payload(sequence), self.qos, identifier, dup=dup)
 
     def _note(self, sequence: int, what: str, identifier: int) -> None:
         if not self._again:
@@ -199,7 +177,7 @@ class KeptPublisher(NumberedSender, KeptClient):
         history.append(Event(time.time(), what, identifier, self.connects))
 
     def _resume(self, present: bool, receive_maximum: int) -> None:
-        self._room = min(self._window, receive_maximum)
+        self._room = min(self.messages.window, receive_maximum)
         out = bytearray()
         for identifier, one in list(self._outgoing.items()):
             if one.released and present:
@@ -247,8 +225,7 @@ class KeptPublisher(NumberedSender, KeptClient):
 
     def _through(self, identifier: int) -> None:
         one = self._outgoing.pop(identifier)
-        self.answered += 1
-        self._on_ack(one.sequence)
+        self.acknowledge(one.sequence)
 
 
 class KeptSubscriber(KeptClient):

@@ -16,6 +16,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from loadtest.clients.kept.lasting import Messages, NumberedSender
+
 EXPIRY_S: Final = 3600
 
 
@@ -76,38 +78,22 @@ class PahoClient:
         """Handle a new connection, in Paho's thread."""
 
 
-class PahoPublisher(PahoClient):
-    """Publishes numbered messages at QoS 1 or 2, with at most `window` unacknowledged."""
+class PahoPublisher(NumberedSender, PahoClient):
+    """Publishes numbered messages at QoS 1 or 2."""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        client_id: str,
-        topic: str,
-        *,
-        qos: int,
-        payload: Callable[[int], bytes],
-        on_ack: Callable[[int], None],
-        window: int,
-    ) -> None:
+    def __init__(self, address: tuple[str, int], client_id: str, topic: str, messages: Messages, *, qos: int) -> None:
         super().__init__(address, client_id)
-        self.total = 0
-        self.answered = 0
-        self._topic, self._qos, self._payload, self._on_ack, self._window = topic, qos, payload, on_ack, window
-        self._next = 0
+        self.messages = messages
+        self._topic, self._qos = f"{topic}/{messages.key}", qos
         self._waiting: dict[int, int] = {}  # Paho's message id -> sequence
-        self._client.max_inflight_messages_set(window)
+        self._client.max_inflight_messages_set(messages.window)
         self._client.on_publish = self._on_publish
-
-    @property
-    def finished(self) -> bool:
-        """Whether every message is acknowledged."""
-        return self.answered >= self.total
 
     def push(self) -> None:
         """Publish as many messages as the window allows."""
-        while self.connected.is_set() and self._next < self.total and len(self._waiting) < self._window:
-            info = self._client.publish(self._topic, self._payload(self._next), self._qos)
+        window = self.messages.window
+        while self.connected.is_set() and self._next < self.total and len(self._waiting) < window:
+            info = self._client.publish(self._topic, self.messages.payload(self._next), self._qos)
             self._waiting[info.mid] = self._next
             self._next += 1
 
@@ -122,8 +108,7 @@ class PahoPublisher(PahoClient):
         elif reason.is_failure:
             self.faults.append(f"message {sequence} refused: {reason}")
         else:
-            self.answered += 1
-            self._on_ack(sequence)
+            self.acknowledge(sequence)
 
 
 class PahoSubscriber(PahoClient):
