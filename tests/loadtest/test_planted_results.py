@@ -1,23 +1,18 @@
-"""What Spark's proofs, presence, the archives and the tables find when results are missing, double, late or wrong."""
+"""What Spark's proofs, the archives and the tables find when results are missing, double, late or wrong."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from loadtest.clients.crowd.devices import PresenceTopic
 from loadtest.clients.crowd.readers import Reader
 from loadtest.clients.topics import create_topic
 from loadtest.engine.rows import BAD, sent_columns
-from loadtest.engine.stand import Stand
 from loadtest.engine.steady import Measured, Steady
-from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
-from loadtest.scenarios.presence import Plan, Presence
 from loadtest.scenarios.soak import judge
 from loadtest.spark import readings
 from loadtest.spark.lakes import Found
@@ -87,17 +82,6 @@ async def test_windows(bootstrap: str, counts: list[int], missing: int, wrong: i
     verdict = await readings.compare(bootstrap, topics, sender)
     assert (verdict.windows, verdict.missing, verdict.wrong) == (5, missing, wrong)
     assert verdict.kept is (missing == wrong == 0)
-
-
-def test_presence(tmp_path: Path) -> None:
-    presence = Presence(Stand(tmp_path), [GatewayProcess(tmp_path, None)], Plan(gateways=1, devices=2), "run")
-    topic = PresenceTopic("", "")
-    assert presence.wrong(topic) == []
-    topic.take("mqtt/run-0", {"state": "online", "address": "127.0.0.1:1", "epoch": 2})
-    topic.take("mqtt/run-1", {"state": "online", "address": "127.0.0.1:2", "epoch": 2})
-    topic.take("mqtt/run-1", {"state": "offline", "epoch": 1})  # older, behind the newer one
-    assert [problem.partition(" is ")[0] for problem in presence.wrong(topic)] == ["mqtt/run-0"] * 2 + ["mqtt/run-1"]
-    assert topic.stale == 1
 
 
 @pytest.mark.parametrize(
