@@ -11,9 +11,8 @@ import uvloop
 
 from loadtest.engine.command import parser_of, until_signal
 from loadtest.spark import backlog, cluster, large, latency, proofs, rates, state
-from loadtest.spark.poison import every_kind
 
-MODULES = (rates, backlog, cluster, large, latency, every_kind, proofs, state)
+MODULES = (rates, backlog, cluster, large, latency, proofs, state)
 
 
 def main() -> None:
