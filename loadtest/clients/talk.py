@@ -124,12 +124,6 @@ def code_of(body: bytes) -> int:
     return body[2] if len(body) > 2 else 0
 
 
-def payload_of(body: bytes) -> bytes:
-    """Return the payload of a PUBLISH at QoS 0."""
-    length, behind = mqtt_wire.read_varint(body, 2 + int(struct.unpack_from(">H", body)[0]))
-    return body[behind + length :]
-
-
 def reset(writer: asyncio.StreamWriter) -> None:
     """Have a connection's close be a reset."""
     own = writer.get_extra_info("socket")

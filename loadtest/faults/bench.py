@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -121,13 +122,15 @@ class Stage:
         return last
 
 
+Act = Callable[[Stage], Awaitable[None]]
+
+
 class Fault(NamedTuple):
     """A fault, and what must still hold; no acknowledged message may ever be lost.
 
     Attributes:
         name: of the fault.
-        what: its description for the report.
-        act: causes the fault and ends it.
+        act: causes the fault and ends it; its docstring is the description for the report.
         connected: every honest client must stay connected.
         all_refused: every honest client must see a refusal or lose its connection.
         silent: no honest client may see a refusal.
@@ -138,11 +141,11 @@ class Fault(NamedTuple):
             single broker.
         recovery_s: limit for throughput to recover.
         held_mib: memory that the fault's own clients may occupy in addition to the budget.
+        receives: whether they may also fill the budget for receivers.
     """
 
     name: str
-    what: str
-    act: Callable[[Stage], Awaitable[None]]
+    act: Act
     connected: bool = True
     all_refused: bool = False
     silent: bool = False
@@ -152,6 +155,25 @@ class Fault(NamedTuple):
     in_sync: int = 0
     recovery_s: float | None = None
     held_mib: int = 0
+    receives: bool = False
+
+    def what(self, plan: Plan) -> str:
+        """Return its description, with the plan's numbers."""
+        return " ".join((inspect.getdoc(self.act) or "").format(**plan._asdict()).split())
+
+
+FAULTS: Final[list[Fault]] = []
+"""All faults, in the order of their declaration."""
+
+
+def fault(name: str, **terms: Any) -> Callable[[Act], Act]:
+    """Declare a function as a fault; `terms` are further attributes of `Fault`."""
+
+    def declare(act: Act) -> Act:
+        FAULTS.append(Fault(name, act, **terms))
+        return act
+
+    return declare
 
 
 class Outcome(NamedTuple):
@@ -234,7 +256,7 @@ class Bench:
 
     async def run(self, fault: Fault) -> Outcome:
         """Run one fault."""
-        self._say(f"{fault.name}: {fault.what}")
+        self._say(f"{fault.name}: {fault.what(self.plan)}")
         async with contextlib.AsyncExitStack() as stack:
             kafka, login = self._kafka, dict[str, str]()
             if fault.tiny:
@@ -272,7 +294,8 @@ class Bench:
             course = await self._course(fault, stage)
         stored = await load.verify(by_partition=fault.by_partition)
         peak = max((one.resident for one in load.samples), default=0)
-        bound = idle + (3 * plan.budget // 2 + fault.held_mib) * MIB
+        held = fault.held_mib + (plan.outgoing if fault.receives else 0)
+        bound = idle + (3 * plan.budget // 2 + held) * MIB
         outcome = Outcome(
             fault, course.begin, course.end, course.usual, course.recovered, stored, load.refusals(), stage.seen,
             course.disconnected, idle, peak, bound, load.samples,
