@@ -57,11 +57,13 @@ class Stand:
 
     @contextlib.asynccontextmanager
     async def gateway(
-        self, settings: Mapping[str, str] | None = None, name: str = "gateway", *, bootstrap: str | None = None
+        self, settings: Mapping[str, str] | None = None, name: str = "gateway", *, checkout: Path | None = None
     ) -> AsyncIterator[GatewayProcess]:
-        """Run a gateway with these settings on Kafka, or on the one at `bootstrap`; a sign of a bug is a problem."""
-        kafka = bootstrap or await self.kafka()
-        gateway = GatewayProcess(self.directory / name, kafka, environment=settings, processors=self.processors)
+        """Run a gateway with these settings on Kafka, of a checkout or of this code; a sign of a bug is a problem."""
+        gateway = GatewayProcess(
+            self.directory / name, await self.kafka(), environment=settings, processors=self.processors,
+            checkout=checkout,
+        )  # fmt: skip
         try:
             await gateway.start()
             yield gateway
