@@ -41,7 +41,6 @@ class GatewayProcess:
         environment: Mapping[str, str] | None = None,
         processors: set[int] | None = None,
         checkout: Path | None = None,
-        open_files: int | None = None,
     ) -> None:
         """Prepare a gateway without starting it.
 
@@ -51,7 +50,6 @@ class GatewayProcess:
             environment: settings, `TRIVIUM_...`.
             processors: processors it may run on (Linux).
             checkout: directory of the code to run. None means the working directory.
-            open_files: limit of open files for it and its broker. None means our own limit.
         """
         self.addresses: dict[str, Any] = {}
         self.starts = 0
@@ -62,7 +60,6 @@ class GatewayProcess:
         self._environment = dict(environment or {})
         self._processors = processors
         self._checkout = checkout
-        self._open_files = open_files
         self._ready = directory / "ready.json"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -74,8 +71,6 @@ class GatewayProcess:
         for listener in LISTENERS:
             argv += [f"--{listener}", self.addresses.get(listener, "127.0.0.1:0")]
         argv += ["--kafka-port", "0"] if self._bootstrap is None else ["--bootstrap-servers", self._bootstrap]
-        if self._open_files is not None:
-            argv = ["sh", "-c", f'ulimit -n {self._open_files}; exec "$@"', "sh", *argv]
         with self.log.open("ab") as log:
             self._process = await start_process(
                 *command_line(*argv),

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from loadtest.gateway import GatewayProcess, process_resident
+from loadtest.gateway import GatewayProcess
 
 FILES: Final = 65_536
 MIB: Final = 1 << 20
@@ -112,8 +112,3 @@ def allow_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def mebibytes(pid: int) -> float:
-    """Return a process's resident memory in MiB (Linux)."""
-    return round(process_resident(pid) / MIB, 1)

@@ -10,9 +10,9 @@ import sys
 import uvloop
 
 from loadtest.engine.command import parser_of, until_signal
-from loadtest.spark import backlog, cluster, large, latency, proofs, rates, state
+from loadtest.spark import large, latency, proofs, rates, state
 
-MODULES = (rates, backlog, cluster, large, latency, proofs, state)
+MODULES = (rates, large, latency, proofs, state)
 
 
 def main() -> None:
