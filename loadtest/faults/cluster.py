@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.protocol.admin import CreateAclsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema, String
 
@@ -34,16 +33,6 @@ LOGINS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The gateway's keys of `[kafka]` for a listener of secured brokers; the files are the cluster's."""
 _FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "sasl_password_file")
-_READ, _WRITE, _CREATE, _DESCRIBE, _DESCRIBE_CONFIGS, _ALLOW = 3, 4, 5, 8, 10, 3
-_TOPIC, _GROUP, _CLUSTER, _TRANSACTION = 2, 3, 4, 5
-_LITERAL, _PREFIXED = 3, 4
-RIGHTS: Final = (
-    (_TOPIC, "*", _LITERAL, (_DESCRIBE, _READ, _WRITE, _DESCRIBE_CONFIGS)),
-    (_GROUP, "*", _LITERAL, (_DESCRIBE, _READ)),
-    (_CLUSTER, "kafka-cluster", _LITERAL, (_CREATE, _DESCRIBE)),
-    (_TRANSACTION, "trivium-", _PREFIXED, (_DESCRIBE, _WRITE)),
-)
-"""The rights that a gateway needs according to docs/operations.md."""
 _PREFERRED: Final = 0  # ElectLeaders' election_type
 _UNNECESSARY: Final = 84  # it already leads
 
@@ -98,7 +87,8 @@ class KafkaCluster:
     def __init__(self, directory: Path, listener: str | None = None) -> None:
         """Prepare the cluster without starting it.
 
-        With a `listener` of `LOGINS` the brokers require authentication, and the gateway uses this listener.
+        With a `listener` of `LOGINS` the brokers require authentication, and the gateway, which has its rights, uses
+        this listener.
         """
         self._directory = directory
         self._listener = listener
@@ -183,16 +173,6 @@ class KafkaCluster:
             self._process.send_signal(signal.SIGTERM)
             await self._process.wait()
 
-    async def grant(self) -> None:
-        """Grant the gateway its rights, over the plain listener, which needs none."""
-        async with self._admin() as admin:
-            for kind, name, pattern, operations in RIGHTS:
-                for operation in operations:
-                    request = CreateAclsRequest(kind, name, pattern, "User:gateway", "*", operation, _ALLOW)
-                    answer = await admin._send_to_controller(request)
-                    if answer.creation_responses[0][0]:
-                        raise RuntimeError(f"Kafka refused the ACL: {answer}")
-
     async def leaders(self, topic: str) -> dict[int, int]:
         """Return the leader of each partition of a topic."""
         async with self._admin() as admin:
@@ -226,8 +206,6 @@ async def three_brokers(directory: Path, listener: str | None = None) -> AsyncIt
     cluster = KafkaCluster(directory, listener)
     try:
         await cluster.start()
-        if listener is not None:
-            await cluster.grant()
         yield cluster
     finally:
         await cluster.stop()

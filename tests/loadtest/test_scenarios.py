@@ -39,7 +39,6 @@ async def test_fan_out_to_subscribers_and_to_listeners(bootstrap: str, tmp_path:
 async def test_every_row_of_the_tables_is_measured(bootstrap: str, tmp_path: Path) -> None:
     async with Stand(tmp_path, bootstrap) as stand, stand.gateway() as gateway:
         for row in (
-            tables.RoundTrip(40),
             tables.Draining(3, 300),
             tables.Draining(3, 300, queue=True),
             tables.Through(300, 9),
