@@ -131,7 +131,7 @@ async def _measure(stand: Stand, plan: Plan, trigger: str, gateway: GatewayProce
         subscriber.close()
         for sender in senders:
             sender.close()
-        code = await job.stop()
+        code = await job.stopped()
     p50, p99, p999, longest = (tally.latencies.milliseconds(percent) for percent in (50, 99, 99.9, 100))
     stand.row(**{
         "trigger": trigger, "readings": sent, "per second": round(sent / (plan.warm_up + plan.seconds)),

@@ -258,7 +258,7 @@ async def prove(proof: Proof, bootstrap: str, directory: Path, plan: Plan) -> st
                 await proof.suffer(job)
             await producer.flush()
         found, kept = await proof.verdict()
-        code = await job.stop()
+        code = await job.stopped()
     last, whole = await proof.after()
     print(f"{proof.name}, {proof.trigger}: {found} {last}", flush=True)
     return None if kept and whole and code == 0 else f"{found} {last}, exit code {code}"
