@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import itertools
+import math
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from loadtest.clients.kept.amqp import KeptSender
-from loadtest.clients.kept.lasting import Messages
+from loadtest.clients.kept.lasting import Messages, progressed
 from loadtest.clients.kept.mqtt import KeptPublisher
 from loadtest.clients.kept.rest import KeptProducer
 from loadtest.clients.topics import create_topic
@@ -194,10 +195,7 @@ class Load:
             if not self._loading:
                 return
             for sender in self.all[part::parts]:
-                most = sender.answered + sender.given_up + 4 * terms.window
-                due = int(self.now * terms.rate / terms.connections) if terms.rate else most
-                sender.total = max(sender.total, min(due, most))
-                sender.push()
+                sender.top_up(self.now * terms.rate / terms.connections if terms.rate else math.inf)
             await asyncio.sleep(STEADY_S)
 
     async def _sample(self) -> None:
@@ -222,8 +220,7 @@ class Load:
 
     def progressed(self) -> Callable[[], bool]:
         """Return a condition: every sender has got an acknowledgement since this call."""
-        before = [one.answered for one in self.all]
-        return lambda: all(one.answered > then for one, then in zip(self.all, before, strict=True))
+        return progressed(self.all)
 
     def rate(self, begin: float, end: float) -> float:
         """Return acknowledged messages per second from `begin` to `end`; -1 until the samples cover it."""

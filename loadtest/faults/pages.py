@@ -36,5 +36,5 @@ def _plot(outcome: Outcome) -> str:
         plot.Panel("gateway's memory, MiB", {"rss": [(sample.at, sample.resident / MIB) for sample in samples]}),
     ]
     end = samples[-1].at if samples else 0.0
-    mark = plot.Mark(outcome.begin, outcome.end)
+    mark = plot.Mark(outcome.course.begin, outcome.course.end)
     return plot.draw(panels, end, note=f"0 to {end:.0f} s; the fault is red", marks=[mark], height=140)

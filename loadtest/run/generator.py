@@ -23,7 +23,8 @@ import uvloop
 from hdrh.histogram import HdrHistogram
 
 from loadtest.clients import amqp, amqp_receiver, mqtt, rest
-from loadtest.clients.connection import Connection
+from loadtest.clients.connection import join
+from loadtest.clients.crowd.events import EventStream
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from loadtest.numbering import Numbering
@@ -51,31 +52,20 @@ class Runs:
             self.runs.append([first, behind])
 
 
-class Listener(Connection):
-    """Reads server-sent events, and passes on complete ones."""
+class Listener(EventStream):
+    """Passes on complete events."""
 
     def __init__(self, path: str, fields: str, on_events: Callable[[bytes, float], None]) -> None:
-        super().__init__()
-        self.begun = self.promise()
-        self.greeting = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n{fields}\r\n".encode()
+        super().__init__(path, fields)
         self._on_events = on_events
-        self._head = b""
         self._rest = b""
 
-    def data_received(self, data: bytes) -> None:
-        """Wait for the head and the first event (`retry`), then pass on events."""
-        if self.begun.done():
-            whole = self._rest + data
-            end = whole.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
-            self._rest = whole[end:]
-            if end:
-                self._on_events(whole[:end], time.perf_counter())
-            return
-        self._head += data
-        if b"retry:" in self._head:
-            self.begun.set_result(None)
-        elif b"\r\n\r\n" in self._head and b" 200 " not in self._head.split(b"\r\n", 1)[0]:
-            self.fail(ConnectionRefusedError(self._head[:200].decode(errors="replace")))
+    def _events(self, data: bytes, now: float) -> None:
+        whole = self._rest + data
+        end = whole.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+        self._rest = whole[end:]
+        if end:
+            self._on_events(whole[:end], now)
 
 
 class Generator:
@@ -106,8 +96,7 @@ class Generator:
                 await asyncio.gather(*parts[first : first + AT_ONCE])
 
     async def _join(self, protocol: str, made: Any) -> None:
-        host, port = self._scenario.target.address(protocol)
-        await asyncio.get_running_loop().create_connection(lambda: made, host, port, ssl=self._tls)
+        await join(made, self._scenario.target.address(protocol), ssl=self._tls)
 
     async def _sender(self, part: int, number: int) -> None:
         plan = self._scenario.send[part]
@@ -146,7 +135,7 @@ class Generator:
             begun = one.attached
         else:
             one = Listener(f"/topics/{self._topic}/stream?format=text", self._fields, self._got)
-            begun = one.begun
+            begun = one.subscribed
         await self._join(protocol, one)
         await begun
         self._readers.append(one)

@@ -11,7 +11,7 @@ import pytest
 from loadtest.engine.load import Load, Sample, Stored
 from loadtest.engine.steady import PROTOCOLS
 from loadtest.faults import pages
-from loadtest.faults.bench import Fault, Outcome, Plan, Stage
+from loadtest.faults.bench import Course, Fault, Outcome, Plan, Stage
 from loadtest.faults.run import FAULTS
 from loadtest.gateway import GatewayProcess
 from loadtest.verify import Verdict
@@ -47,14 +47,14 @@ async def nothing(stage: Stage) -> None:
     """What | is done for {stall:g} s."""
 
 
-def outcome(**changes: object) -> Outcome:
+def outcome(recovered: float | None = 0.5, **changes: object) -> Outcome:
     samples = [Sample(at / 4, dict.fromkeys(PROTOCOLS, 10.0), dict.fromkeys(PROTOCOLS, 1.0), 1 << 27)
                for at in range(40)]  # fmt: skip
     told = {one: collections.Counter[str]() for one in PROTOCOLS} | {"mqtt": collections.Counter({"PUBACK 0x83": 3})}
     made = Outcome(
-        Fault("a <b> fault", nothing), 3.0, 6.0, 30.0, 0.5,
+        Fault("a <b> fault", nothing), Course(3.0, 6.0, 30.0, recovered, 0, None),
         Stored({one: Verdict(100, 100, 0, 1, 0, 0) for one in PROTOCOLS}), told, collections.Counter({"cuts": 20}),
-        0, 90 << 20, 128 << 20, 186 << 20, samples, [],
+        90 << 20, 128 << 20, 186 << 20, samples, [],
     )  # fmt: skip
     return made._replace(**changes)  # type: ignore[arg-type]
 

@@ -7,7 +7,7 @@ import asyncio
 import collections
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, NamedTuple
 
 from loadtest.clients.connection import Connection, join
@@ -161,6 +161,16 @@ class NumberedSender:
     given_up = 0
     _next = 0  # the next message to send for the first time
 
+    def push(self) -> None:
+        """Send as many messages as allowed."""
+        raise NotImplementedError
+
+    def top_up(self, due: float) -> None:
+        """Have it send its first `due` messages; a delayed sender does not catch up in one burst."""
+        most = self.answered + self.given_up + 4 * self.messages.window
+        self.total = max(self.total, int(min(due, most)))
+        self.push()
+
     def acknowledge(self, number: int) -> None:
         """Count an acknowledged message."""
         self.answered += 1
@@ -175,3 +185,9 @@ class NumberedSender:
     def sent(self) -> int:
         """The number of messages sent at least once."""
         return self._next
+
+
+def progressed(senders: Sequence[NumberedSender]) -> Callable[[], bool]:
+    """Return a condition: every sender has got an acknowledgement since this call."""
+    before = [one.answered for one in senders]
+    return lambda: all(one.answered > then for one, then in zip(senders, before, strict=True))
