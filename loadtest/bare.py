@@ -25,7 +25,6 @@ from loadtest.start import start_process
 
 BATCH_BYTES: Final = 65536
 SIZE: Final = 100
-Headers = list[tuple[str, bytes]]
 
 
 class Stored(NamedTuple):
@@ -50,10 +49,7 @@ class Stored(NamedTuple):
         return {"per second": round(self.rate), "cpu us": round(self.cpu_us, 2), "load": round(os.getloadavg()[0], 1)}
 
 
-async def store(
-    bootstrap: str, topic: str, seconds: float, *, key: bytes | None = None, value: bytes = bytes(SIZE),
-    headers: Headers | None = None,
-) -> Stored:  # fmt: skip
+async def store(bootstrap: str, topic: str, seconds: float) -> Stored:
     """Store the same record for `seconds` in each of the topic's partitions."""
     sent = 0
     async with AIOKafkaProducer(
@@ -68,7 +64,7 @@ async def store(
                 batch = producer.create_batch()
                 append = batch.append
                 count = 0
-                while append(key=key, value=value, timestamp=None, headers=headers or []) is not None:
+                while append(key=None, value=bytes(SIZE), timestamp=None) is not None:
                     count += 1
                 await (await producer.send_batch(batch, topic, partition=partition))
                 sent += count

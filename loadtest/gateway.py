@@ -15,17 +15,16 @@ from typing import Any, Final
 import aiohttp
 
 from loadtest.child import command_line
-from loadtest.start import start_process
+from loadtest.start import Child
 
 LISTENERS: Final = ("mqtt", "amqp", "http", "management")
 START_S: Final = 180.0  # the embedded Kafka may take 120
-STOP_S: Final = 20.0
 METRICS_S: Final = 30.0
 _POLL_S: Final = 0.01
 _BUGS: Final = ("Traceback", "was contained", "exception was never retrieved", "Task was destroyed", "Unclosed")
 
 
-class GatewayProcess:
+class GatewayProcess(Child):
     """One `trivium up`. The first start takes free ports, which later starts use again. It ends when this process does.
 
     Attributes:
@@ -41,7 +40,6 @@ class GatewayProcess:
         environment: Mapping[str, str] | None = None,
         processors: set[int] | None = None,
         checkout: Path | None = None,
-        open_files: int | None = None,
     ) -> None:
         """Prepare a gateway without starting it.
 
@@ -51,7 +49,6 @@ class GatewayProcess:
             environment: settings, `TRIVIUM_...`.
             processors: processors it may run on (Linux).
             checkout: directory of the code to run. None means the working directory.
-            open_files: limit of open files for it and its broker. None means our own limit.
         """
         self.addresses: dict[str, Any] = {}
         self.starts = 0
@@ -62,9 +59,7 @@ class GatewayProcess:
         self._environment = dict(environment or {})
         self._processors = processors
         self._checkout = checkout
-        self._open_files = open_files
         self._ready = directory / "ready.json"
-        self._process: asyncio.subprocess.Process | None = None
 
     async def launch(self) -> None:
         """Start it without waiting."""
@@ -74,20 +69,14 @@ class GatewayProcess:
         for listener in LISTENERS:
             argv += [f"--{listener}", self.addresses.get(listener, "127.0.0.1:0")]
         argv += ["--kafka-port", "0"] if self._bootstrap is None else ["--bootstrap-servers", self._bootstrap]
-        if self._open_files is not None:
-            argv = ["sh", "-c", f'ulimit -n {self._open_files}; exec "$@"', "sh", *argv]
-        with self.log.open("ab") as log:
-            self._process = await start_process(
-                *command_line(*argv),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={"TRIVIUM_DRAIN__LEAD_S": "0", **os.environ, **self._environment},  # there is no load balancer
-                cwd=self._checkout,  # the first place where `-m` looks for modules
-                start_new_session=True,
-            )
+        await self.spawn(
+            *command_line(*argv),
+            log=self.log,
+            env={"TRIVIUM_DRAIN__LEAD_S": "0", **os.environ, **self._environment},  # there is no load balancer
+            cwd=self._checkout,  # the first place where `-m` looks for modules
+        )
         if self._processors:
-            os.sched_setaffinity(self._process.pid, self._processors)
+            os.sched_setaffinity(self.pid, self._processors)
         self.starts += 1
 
     async def start(self) -> None:
@@ -101,11 +90,10 @@ class GatewayProcess:
         Raises:
             RuntimeError: it ended, or is not ready in time.
         """
-        assert self._process is not None
         try:
             async with asyncio.timeout(limit_s):
                 while not self._ready.exists():
-                    if self._process.returncode is not None:
+                    if not self.is_running:
                         raise RuntimeError(f"the gateway ended: {self._last_lines()}")
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as error:
@@ -132,12 +120,6 @@ class GatewayProcess:
         """Kafka's address."""
         return str(self.addresses["kafka"])
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        assert self._process is not None
-        return self._process.pid
-
     async def metrics(self) -> dict[str, float]:
         """Return its metrics: values by name with labels. Raises ClientError or TimeoutError if it does not answer."""
         async with (
@@ -145,27 +127,6 @@ class GatewayProcess:
             http.get(f"http://{self.addresses['management']}/metrics") as answer,
         ):
             return read_metrics(await answer.text())
-
-    async def kill(self) -> None:
-        """Send SIGKILL, like a crash."""
-        await self._end(signal.SIGKILL)
-
-    @property
-    def exit_code(self) -> int | None:
-        """The last process's exit code; None while it runs."""
-        return None if self._process is None else self._process.returncode
-
-    async def stop(self, limit_s: float = STOP_S) -> None:
-        """Send SIGTERM, and SIGKILL after `limit_s`."""
-        try:
-            await asyncio.wait_for(self._end(signal.SIGTERM), limit_s)
-        except TimeoutError:
-            await self.kill()
-
-    async def _end(self, how: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(how)
-            await self._process.wait()
 
 
 def read_metrics(text: str) -> dict[str, float]:
@@ -188,12 +149,6 @@ def process_cpu(pid: int, *, ended_children: bool = False) -> float:
     """Return a process's user and system CPU in seconds, or with that of its children that have ended (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11 : 15 if ended_children else 13])) / os.sysconf("SC_CLK_TCK")
-
-
-def children_cpu() -> float:
-    """Return the user and system CPU in seconds of this process's children that have ended."""
-    times = os.times()
-    return times.children_user + times.children_system
 
 
 def loop_cpu(pid: int) -> float:

@@ -153,16 +153,14 @@ async def stored(
         await consumer.stop()
 
 
-async def read_topic(
-    bootstrap: str, topic: str, numbering: Numbering, *, by_partition: bool = False, partition_bytes: int = 1 << 20
-) -> Arrivals:
+async def read_topic(bootstrap: str, topic: str, numbering: Numbering, *, by_partition: bool = False) -> Arrivals:
     """Read the messages of a run from a topic.
 
     Each sender must use a single key or partition, or else different partitions look like reordering. With
     `by_partition` order is checked within each partition, for a topic whose partitions were increased.
     """
     arrivals = Arrivals(numbering)
-    async for record in stored(bootstrap, topic, partition_bytes=partition_bytes):
+    async for record in stored(bootstrap, topic):
         arrivals.take(record.value, record.partition if by_partition else 0)
     return arrivals
 

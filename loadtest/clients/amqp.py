@@ -70,17 +70,16 @@ class Sender(WindowedSender):
         (code, fields), _ = read_value(body, 0)
         if code == SASL_OUTCOME:
             if fields[0]:
-                self._fail(ConnectionRefusedError(f"SASL outcome {fields[0]}"))
+                self.fail(ConnectionRefusedError(f"SASL outcome {fields[0]}"))
                 return
-            assert self._transport is not None
-            self._transport.write(opening(self._container) + attach_sender("load", self._container, self._address))
+            self.write(opening(self._container) + attach_sender("load", self._container, self._address))
         elif code == FLOW and len(fields) > 6 and fields[4] is not None:
             self._limit = (fields[5] or 0) + (fields[6] or 0)
             self._is_connected()
         elif code == DISPOSITION:
             self._disposed(fields)
         elif code in (DETACH, END, CLOSE):
-            self._fail(ConnectionAbortedError(f"peer sent 0x{code:02x}: {fields}"))
+            self.fail(ConnectionAbortedError(f"peer sent 0x{code:02x}: {fields}"))
 
     def _disposed(self, fields: list[Any]) -> None:
         first = fields[1]

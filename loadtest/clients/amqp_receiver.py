@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
 from loadtest.clients.amqp_wire import (
     CLOSE,
@@ -21,12 +20,13 @@ from loadtest.clients.amqp_wire import (
     opening,
     read_value,
 )
+from loadtest.clients.connection import Connection
 
 _TRANSFER_START: Final = b"\x00\x53\x14"
 _ATTACH_START: Final = b"\x00\x53\x12"
 
 
-class Receiver(asyncio.Protocol):
+class Receiver(Connection):
     """Receives messages whose last `size` bytes are the payload, and accepts them in batches.
 
     Attributes:
@@ -35,6 +35,8 @@ class Receiver(asyncio.Protocol):
         count: number of received messages.
         last: time of the last read (`time.perf_counter`).
     """
+
+    closing = CLOSING
 
     def __init__(
         self,
@@ -62,10 +64,12 @@ class Receiver(asyncio.Protocol):
             keep: whether to keep the payloads.
             login: user and password for PLAIN.
         """
+        super().__init__()
+        self.greeting = greeting(*login)
         self.payloads: list[bytes] = []
         self.count = 0
         self.last = 0.0
-        self.attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.attached = self.promise()
         self._container = container
         self._address = address
         self._size = size
@@ -74,21 +78,12 @@ class Receiver(asyncio.Protocol):
         self._first = first
         self._on_message = on_message
         self._keep = keep
-        self._greeting = greeting(*login)
         self._splitter = Splitter()
-        self._transport: asyncio.Transport | None = None
         self._accepted = 0
         self._granted = 0
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the greeting."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._greeting)
-
     def data_received(self, data: bytes) -> None:
         """Handle frames."""
-        transport = self._transport
-        assert transport is not None
         payloads: list[bytes] = []
         size = self._size
         for body in self._splitter.feed(data):
@@ -113,35 +108,18 @@ class Receiver(asyncio.Protocol):
             self._granted = count + self._window
             out += credit(count, count, self._window)
         if out:
-            transport.write(out)
+            self.write(out)
 
     def _control(self, body: bytes) -> None:
-        transport = self._transport
-        assert transport is not None
         (code, fields), _ = read_value(body, 0)
         if code == SASL_OUTCOME:
             attach = attach_receiver("load", self._container, self._address, settled=self._settled, first=self._first)
-            transport.write(opening(self._container) + attach)
+            self.write(opening(self._container) + attach)
         elif body.startswith(_ATTACH_START):
             self._granted = self._window
-            transport.write(credit(0, 0, self._window))
+            self.write(credit(0, 0, self._window))
             if not self.attached.done():
                 self.attached.set_result(None)
-        elif code in (DETACH, END, CLOSE) and not transport.is_closing():
-            self._fail(ConnectionAbortedError(f"peer sent 0x{code:02x}: {fields}"))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail `attached`, if it is pending."""
-        self._fail(exc or ConnectionResetError("connection closed"))
-
-    def close(self) -> None:
-        """Disconnect and close."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(CLOSING)
-            self._transport.close()
-
-    def _fail(self, error: Exception) -> None:
-        if not self.attached.done():
-            self.attached.set_exception(error)
-        elif self._transport is not None:
-            self._transport.close()
+        elif code in (DETACH, END, CLOSE) and self.is_open:
+            self.fail(ConnectionAbortedError(f"peer sent 0x{code:02x}: {fields}"))
+            self.close()

@@ -6,14 +6,14 @@ They share no code with the gateway. A read full of acknowledgements is checked 
 from __future__ import annotations
 
 import array
-import asyncio
 import itertools
 import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, cast
+from typing import Final
 
+from loadtest.clients.connection import Connection
 from loadtest.clients.mqtt_wire import (
     Splitter,
     connect_packet,
@@ -28,6 +28,7 @@ from loadtest.clients.sender import OnAck, Sender, WindowedSender, ignore
 
 Login = tuple[str | None, str | None]
 PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
+DISCONNECT: Final = b"\xe0\x00"
 LAST_ID: Final = 65535
 
 
@@ -61,7 +62,7 @@ class Publisher(WindowedSender):
     Refusals are counted by reason code; acknowledgements out of order are an error. `login` is user and password.
     """
 
-    closing = b"\xe0\x00"
+    closing = DISCONNECT
 
     def __init__(
         self,
@@ -101,8 +102,7 @@ class Publisher(WindowedSender):
             if kind == PUBREC:
                 answer = bytearray(data[first * 4 : behind * 4])
                 answer[::4] = bytes((PUBREL,)) * (behind - first)
-                assert self._transport is not None
-                self._transport.write(bytes(answer))
+                self.write(answer)
                 continue
             begin, end = self.answered, self.answered + behind - first
             place = begin % LAST_ID
@@ -118,15 +118,14 @@ class Publisher(WindowedSender):
             if len(body) > 2 and body[2] >= 0x80:
                 self._acknowledged(body, now)
             else:
-                assert self._transport is not None
-                self._transport.write(bytes((PUBREL, 2)) + body[:2])
+                self.write(bytes((PUBREL, 2)) + body[:2])
         elif first == 0x20:
             if body[1]:
-                self._fail(ConnectionRefusedError(f"CONNACK 0x{body[1]:02x}"))
+                self.fail(ConnectionRefusedError(f"CONNACK 0x{body[1]:02x}"))
             else:
                 self._is_connected()
         elif first == 0xE0:
-            self._fail(ConnectionAbortedError(f"DISCONNECT 0x{body[0] if body else 0:02x}"))
+            self.fail(ConnectionAbortedError(f"DISCONNECT 0x{body[0] if body else 0:02x}"))
 
     def _acknowledged(self, body: bytes, now: float) -> None:
         index = self.answered
@@ -138,7 +137,7 @@ class Publisher(WindowedSender):
     def _check_order(self, in_order: bool) -> None:
         """Fail when acknowledgements are out of order (4.6); at QoS 2 a refusal, in PUBREC, overtakes any PUBCOMP."""
         if not in_order and not (self._final == PUBCOMP and self.refused):
-            self._fail(ConnectionAbortedError("acknowledgements are out of order"))
+            self.fail(ConnectionAbortedError("acknowledgements are out of order"))
 
 
 _IDS: Final = array.array("H", 2 * [*range(1, LAST_ID + 1)])
@@ -161,7 +160,7 @@ class Flood(Sender):
     message is acknowledged; the verifier finds out about the others.
     """
 
-    closing = b"\xe0\x00"
+    closing = DISCONNECT
 
     def __init__(self, client_id: str, topic: str, payloads: Sequence[bytes], pace: Pace, on_ack: OnAck) -> None:
         super().__init__(len(payloads), pace, on_ack)
@@ -187,7 +186,7 @@ class Flood(Sender):
                 self.answered = self.total - 1
                 self._answer(self.answered, (body[2] or None) if len(body) > 2 else None)
             else:
-                self._fail(ConnectionAbortedError(f"packet 0x{first:02x} {body.hex()}"))
+                self.fail(ConnectionAbortedError(f"packet 0x{first:02x} {body.hex()}"))
 
     def pause_writing(self) -> None:
         """Stop writing: the socket is full."""
@@ -200,19 +199,25 @@ class Flood(Sender):
 
     def push(self) -> None:
         """Write until the socket is full."""
-        assert self._transport is not None
         if not self.pace.capacity(0, 0):
             return
-        while self._writable and self._next < len(self._chunks) and not self._transport.is_closing():
+        while self._writable and self._next < len(self._chunks) and self.is_open:
             self._next += 1
-            self._transport.write(self._chunks[self._next - 1])
+            self.write(self._chunks[self._next - 1])
 
 
 _FLOOD_CHUNK: Final = 500  # messages per write
 
 
-class Subscriber(asyncio.Protocol):
-    """Subscribes to one filter, calls `on_message` with each payload, and acknowledges QoS 1 immediately."""
+class Subscriber(Connection):
+    """Subscribes to one filter, calls `on_message` with each payload, and acknowledges QoS 1 immediately.
+
+    Attributes:
+        subscribed: done after SUBACK, with its reason code.
+        lost: why the connection ended; None while it is open.
+    """
+
+    closing = DISCONNECT
 
     def __init__(
         self,
@@ -223,24 +228,16 @@ class Subscriber(asyncio.Protocol):
         *,
         login: Login = (None, None),
     ) -> None:
-        self._connect = connect_packet(client_id, *login)
+        super().__init__()
+        self.greeting = connect_packet(client_id, *login)
+        self.subscribed = self.promise()
+        self.lost: str | None = None
         self._subscribe = subscribe_packet(1, [(topic_filter, qos)])
         self._on_message = on_message
         self._splitter = Splitter()
-        self._transport: asyncio.Transport | None = None
-        loop = asyncio.get_running_loop()
-        self.subscribed: asyncio.Future[int] = loop.create_future()
-        self.lost: asyncio.Future[str] = loop.create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send CONNECT."""
-        transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
-        self._transport = transport
-        transport.write(self._connect)
 
     def data_received(self, data: bytes) -> None:
         """Handle CONNACK, SUBACK and PUBLISH."""
-        assert self._transport is not None
         acks = bytearray()
         for first, body in self._splitter.feed(data):
             if first >> 4 == 3:
@@ -251,21 +248,15 @@ class Subscriber(asyncio.Protocol):
                 length, position = read_varint(body, position)
                 self._on_message(body[position + length :])
             elif first == 0x20:
-                self._transport.write(self._subscribe)
+                self.write(self._subscribe)
             elif first == 0x90 and not self.subscribed.done():
                 self.subscribed.set_result(body[-1])
-            elif first == 0xE0 and not self.lost.done():
-                self.lost.set_result(f"DISCONNECT 0x{body[0] if body else 0:02x}")
+            elif first == 0xE0:
+                self.lost = f"DISCONNECT 0x{body[0] if body else 0:02x}"
         if acks:
-            self._transport.write(bytes(acks))
+            self.write(acks)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Resolve `lost` with the reason."""
-        if not self.lost.done():
-            self.lost.set_result(str(exc or "connection closed"))
-
-    def close(self) -> None:
-        """Send DISCONNECT and close."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"\xe0\x00")
-            self._transport.close()
+        """Note the reason."""
+        self.lost = self.lost or str(exc or "connection closed")
+        super().connection_lost(exc)

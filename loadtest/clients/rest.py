@@ -60,16 +60,15 @@ class Producer(Sender):
 
     def push(self) -> None:
         """Post the next batch if none is in flight and the pace allows it."""
-        assert self._transport is not None
         due = min(self._batch, self.total - self.sent)
-        if due <= 0 or self._transport.is_closing() or self.pace.capacity(self.sent, self.answered) < due:
+        if due <= 0 or not self.is_open or self.pace.capacity(self.sent, self.answered) < due:
             return
         if self._waiting:
             self._held = True
             return
         self._waiting = True
         self._due_at = self.pace.due(self.sent + due - 1)
-        self._transport.write(self._requests[self._next])
+        self.write(self._requests[self._next])
         self._next += 1
         self._wrote(self.sent - due)
 

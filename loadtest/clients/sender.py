@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import abc
 import array
-import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Final
 
-from loadtest.clients.joining import join
+from loadtest.clients.connection import Connection, join
 from loadtest.clients.pace import Pace
 from loadtest.report import Latencies
 
@@ -24,7 +23,7 @@ def ignore(_first: int, _behind: int) -> None:
     """The `OnAck` of a sender whose acknowledgements are only counted."""
 
 
-class Sender(asyncio.Protocol, abc.ABC):
+class Sender(Connection, abc.ABC):
     """One connection with a number of messages to send.
 
     `on_ack` is called for acknowledged messages; others are counted in `refused` by the protocol's code.
@@ -33,10 +32,8 @@ class Sender(asyncio.Protocol, abc.ABC):
     delays caused by the sender itself, when neither window nor peer held it back.
     """
 
-    greeting = b""
-    closing = b""
-
     def __init__(self, total: int, pace: Pace, on_ack: OnAck = ignore) -> None:
+        super().__init__()
         self.total = total
         self.pace = pace
         self.answered = 0
@@ -45,10 +42,8 @@ class Sender(asyncio.Protocol, abc.ABC):
         self.refused: dict[int, int] = {}
         self._on_ack = on_ack
         self._held = False  # a due message had to wait for the window or for the peer
-        self._transport: asyncio.Transport | None = None
-        loop = asyncio.get_running_loop()
-        self.connected: asyncio.Future[None] = loop.create_future()
-        self.finished: asyncio.Future[None] = loop.create_future()
+        self.connected = self.promise()
+        self.finished = self.promise()
 
     @property
     @abc.abstractmethod
@@ -72,33 +67,22 @@ class Sender(asyncio.Protocol, abc.ABC):
     def more(self, count: int) -> None:
         """Add `count` messages, and reset `finished`."""
         self.total += count
-        self.finished = asyncio.get_running_loop().create_future()
+        self.finished = self.promise()
 
     def halt(self) -> None:
         """Send no more messages, and finish when the sent ones are answered."""
         self.total = self.sent
         self._count(0)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the greeting."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
-        self._transport.write(self.greeting)
-
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the pending futures, if messages are unanswered."""
+        """Fail, if messages are unanswered."""
         if self.answered < self.total:
-            self._fail(exc or ConnectionResetError("connection closed"))
+            super().connection_lost(exc)
 
     def abandon(self) -> None:
         """Close although messages are unanswered."""
         self.finished.cancel()
         self.close()
-
-    def close(self) -> None:
-        """Disconnect and close."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self.closing)
-            self._transport.close()
 
     def _wrote(self, first: int) -> None:
         """Record the delay of the messages written from `first` on, unless they had to wait for window or peer."""
@@ -131,11 +115,6 @@ class Sender(asyncio.Protocol, abc.ABC):
         if self.answered == self.total and not self.finished.done():
             self.finished.set_result(None)
 
-    def _fail(self, error: Exception) -> None:
-        for future in (self.connected, self.finished):
-            if not future.done():
-                future.set_exception(error)
-
 
 class WindowedSender(Sender):
     """A sender with one packet per message, and at most the pace's window unacknowledged.
@@ -156,14 +135,13 @@ class WindowedSender(Sender):
 
     def push(self) -> None:
         """Write as many messages as the pace and the peer allow."""
-        assert self._transport is not None
         sent = len(self.due_at)
         room = min(self.pace.capacity(sent, self.answered), self._limit - sent, self.total - sent, CHUNK)
-        if room <= 0 or self._transport.is_closing():
+        if room <= 0 or not self.is_open:
             self._held = self._held or (self.pace.rate is not None and self.pace.capacity(sent, sent) > 0)
             return
         now = time.perf_counter()  # before the write: others may have received it before this process runs on
-        self._transport.write(b"".join(self._packets[sent : sent + room]))
+        self.write(b"".join(self._packets[sent : sent + room]))
         if self.pace.rate is None:
             self.due_at.extend([now] * room)
         else:

@@ -105,11 +105,11 @@ class AmqpTalk(Talk):
         self._splitter = amqp_wire.Splitter()
 
     @classmethod
-    async def open(cls, address: tuple[str, int], container: str, *login: str) -> Self:
-        """Connect, log in, with a user and a password or without, and open a session."""
+    async def open(cls, address: tuple[str, int], container: str) -> Self:
+        """Connect, and open a session."""
         talk = cls(*await asyncio.open_connection(*address))
         with talk.until_open():
-            await talk.ask([amqp_wire.greeting(*login)], amqp_wire.SASL_OUTCOME)
+            await talk.ask([amqp_wire.GREETING], amqp_wire.SASL_OUTCOME)
         talk.writer.write(amqp_wire.opening(container))
         return talk
 
@@ -117,17 +117,6 @@ class AmqpTalk(Talk):
         for body in self._splitter.feed(data):
             (code, fields), _ = amqp_wire.read_value(body, 0)
             yield code, fields
-
-
-def code_of(body: bytes) -> int:
-    """Return the reason code of a PUBACK."""
-    return body[2] if len(body) > 2 else 0
-
-
-def payload_of(body: bytes) -> bytes:
-    """Return the payload of a PUBLISH at QoS 0."""
-    length, behind = mqtt_wire.read_varint(body, 2 + int(struct.unpack_from(">H", body)[0]))
-    return body[behind + length :]
 
 
 def reset(writer: asyncio.StreamWriter) -> None:

@@ -1,7 +1,6 @@
 """The demo's clients: paho for MQTT, proton for AMQP, aiohttp for HTTP.
 
-Each protocol has senders of readings and one receiver of results. Blocking clients run in their own threads and hand
-what they see to the event loop, the only place that updates `Accounts`.
+Each protocol has senders of readings and one receiver of results.
 """
 
 from __future__ import annotations
@@ -11,22 +10,18 @@ import base64
 import contextlib
 import json
 import random
-import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from queue import Empty, SimpleQueue
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import aiohttp
-import paho.mqtt.client as paho
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.properties import Properties
-from paho.mqtt.reasoncodes import ReasonCode
-from proton import Message, ProtonException, Timeout
-from proton.utils import BlockingConnection, SendException
 
+from loadtest.beside import beside
+from loadtest.clients.kept.lasting import Messages
+from loadtest.clients.kept.paho import PahoPublisher, PahoSubscriber
+from loadtest.clients.kept.proton_links import ProtonReceiver, ProtonSender
 from loadtest.demo.accounts import Accounts, Reading
 
 SENSORS: Final = {
@@ -37,13 +32,16 @@ SENSORS: Final = {
 PERIOD_S: Final = 0.2  # between two readings of a sensor
 ANSWER_S: Final = 30.0
 POLL_S: Final = 0.5  # how often a waiting client checks whether to stop
+PUSH_S: Final = 0.01  # how often a sender looks for its answer
 CONTROL: Final = "application/vnd.kafka.v2+json"
 JSON_RECORDS: Final = "application/vnd.kafka.json.v2+json"
 BINARY_RECORDS: Final = "application/vnd.kafka.binary.v2+json"
-_FAILURES: Final = (OSError, TimeoutError, RuntimeError, aiohttp.ClientError, ProtonException, KafkaError)
+_FAILURES: Final = (OSError, TimeoutError, RuntimeError, aiohttp.ClientError, KafkaError)
 
 Ready = Callable[[], None]
 """Called by a receiver from the moment on that it misses no results; may be called any number of times."""
+Sender = PahoPublisher | ProtonSender
+Receiver = PahoSubscriber | ProtonReceiver
 
 
 class FleetError(Exception):
@@ -60,9 +58,8 @@ class Fleet:
         self._addresses = addresses
         self._accounts = accounts
         self._group = group
-        self._loop = asyncio.get_running_loop()
-        self._no_readings = threading.Event()
-        self._closed = threading.Event()
+        self._no_readings = asyncio.Event()
+        self._closed = asyncio.Event()
         self._receivers: list[asyncio.Task[None]] = []
         self._senders: list[asyncio.Task[None]] = []
         self.errors: list[str] = []
@@ -71,13 +68,13 @@ class Fleet:
         """Start the receivers and wait until none can miss a result; raise FleetError if one cannot start."""
         waiting = []
         receivers: dict[str, Callable[[Ready], Coroutine[Any, Any, None]]] = {
-            "MQTT receiver": lambda ready: in_thread(self._mqtt_receiver, ready),
-            "AMQP receiver": lambda ready: in_thread(self._amqp_receiver, ready),
+            "MQTT receiver": self._mqtt_receiver,
+            "AMQP receiver": self._amqp_receiver,
             "HTTP receiver": self._http_receiver,
             "reader of Kafka": self._kafka_reader,
         }
         for who, receive in receivers.items():
-            ready: asyncio.Future[None] = self._loop.create_future()
+            ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             work = receive(_once(ready))
             self._receivers.append(self._group.create_task(self._guard(who, work, ready)))
             waiting.append(ready)
@@ -90,8 +87,8 @@ class Fleet:
     def send(self) -> None:
         """Start the senders."""
         senders: dict[str, Callable[[str], Coroutine[Any, Any, None]]] = {
-            "mqtt": lambda sensor: in_thread(self._mqtt_sensor, sensor),
-            "amqp": lambda sensor: in_thread(self._amqp_service, sensor),
+            "mqtt": self._mqtt_sensor,
+            "amqp": self._amqp_service,
             "http": self._http_client,
         }
         for protocol, work in senders.items():
@@ -105,7 +102,7 @@ class Fleet:
         await _settled(self._senders)
 
     async def close(self, timeout: float) -> None:
-        """Stop all clients. One that does not stop within `timeout` seconds is abandoned in its thread."""
+        """Stop all clients. One that does not stop within `timeout` seconds is abandoned."""
         self._no_readings.set()
         self._closed.set()
         everybody = self._senders + self._receivers
@@ -124,115 +121,72 @@ class Fleet:
             elif not self._closed.is_set():  # the gateway may be stopping
                 self.errors.append(text)
 
-    def _call_soon(self, what: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-        """Call a function in the event loop, from a client's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing is counted any more
-            self._loop.call_soon_threadsafe(lambda: what(*arguments, **options))
+    def _result(self, protocol: str, body: bytes) -> None:
+        self._accounts.received(protocol, json.loads(body), time.time() * 1000)
 
-    def _result(self, protocol: str, body: bytes, now_ms: float) -> None:
-        self._accounts.received(protocol, json.loads(body), now_ms)
+    def _address(self, protocol: str) -> tuple[str, int]:
+        host, _, port = self._addresses[protocol].rpartition(":")
+        return host, int(port)
 
-    # MQTT: paho
+    # MQTT and AMQP
 
-    def _paho(self, name: str) -> paho.Client:
-        host, _, port = self._addresses["mqtt"].rpartition(":")
-        client = paho.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=paho.MQTTv5)
-        client.connect(host, int(port), clean_start=True)
-        return client
+    async def _mqtt_sensor(self, sensor: str) -> None:
+        def make(messages: Messages) -> Sender:
+            name = f"sensor-{sensor.replace('/', '-')}"
+            return PahoPublisher(self._address("mqtt"), name, "sensors", messages, qos=1, kept=False)
 
-    def _mqtt_sensor(self, sensor: str) -> None:
-        client = self._paho(f"sensor-{sensor.replace('/', '-')}")
-        answers: SimpleQueue[bool] = SimpleQueue()
+        await self._sensor("mqtt", sensor, make)
 
-        def on_publish(_c: paho.Client, _d: Any, _m: int, code: ReasonCode, _p: Properties | None) -> None:
-            answers.put(not code.is_failure)
+    async def _amqp_service(self, sensor: str) -> None:
+        await self._sensor(
+            "amqp", sensor, lambda messages: ProtonSender(self._address("amqp"), "demo", "sensors", messages)
+        )
 
-        client.on_publish = on_publish
-        client.loop_start()
-        try:
-            while not self._no_readings.wait(PERIOD_S):
+    async def _sensor(self, protocol: str, sensor: str, make: Callable[[Messages], Sender]) -> None:
+        """Send one reading after the other."""
+        readings: list[bytes] = []
+        answered = self._accounts.answered
+        client = make(Messages(sensor, readings.__getitem__, lambda _: answered(protocol, well=True), 1))
+        async with _running(client):
+            while not self._no_readings.is_set():
+                await asyncio.sleep(PERIOD_S)
                 reading = make_reading(sensor)
-                self._call_soon(self._accounts.sent, "mqtt", reading)
-                client.publish(f"sensors/{sensor}", reading.to_json(), qos=1)
-                self._call_soon(self._accounts.answered, "mqtt", well=self._next(answers))
-        finally:
-            client.disconnect()
-            client.loop_stop()
+                self._accounts.sent(protocol, reading)
+                readings.append(reading.to_json())
+                client.total += 1
+                async with asyncio.timeout(ANSWER_S):
+                    while not (client.finished or client.faults or self._closed.is_set()):
+                        client.push()
+                        await asyncio.sleep(PUSH_S)
+                if client.faults:
+                    answered(protocol, well=False)
+                    raise RuntimeError(client.faults[0])
 
-    def _next(self, answers: SimpleQueue[bool]) -> bool:
-        deadline = time.monotonic() + ANSWER_S
-        while not self._closed.is_set() and time.monotonic() < deadline:
-            with contextlib.suppress(Empty):
-                return answers.get(timeout=POLL_S)
-        raise TimeoutError("no PUBACK")
+    async def _mqtt_receiver(self, ready: Ready) -> None:
+        client = PahoSubscriber(
+            self._address("mqtt"), "dashboard", "maximum/#", 1, lambda body, _: self._result("mqtt", body), kept=False
+        )
+        await self._receive(client, client.subscribed, ready)
 
-    def _mqtt_receiver(self, ready: Ready) -> None:
-        client = self._paho("dashboard")
-        refused = SimpleQueue[str]()
+    async def _amqp_receiver(self, ready: Ready) -> None:
+        client = ProtonReceiver(
+            self._address("amqp"), "dashboard", "results", "maximum",
+            on_delivery=lambda delivery: self._result("amqp", delivery.payload), on_accept=lambda *_: None,
+            generation=lambda: 0,
+        )  # fmt: skip
+        await self._receive(client, client.attached, ready)
 
-        def on_connect(client: paho.Client, _d: Any, _f: Any, _code: ReasonCode, _p: Properties | None) -> None:
-            client.subscribe("maximum/#", qos=1)
-
-        def on_subscribe(_c: paho.Client, _d: Any, _m: int, codes: list[ReasonCode], _p: Properties | None) -> None:
-            if codes[0].is_failure:
-                refused.put(f"SUBACK {codes[0]}")
-            else:
-                self._call_soon(ready)
-
-        def on_message(_c: paho.Client, _d: Any, message: paho.MQTTMessage) -> None:
-            self._call_soon(self._result, "mqtt", message.payload, time.time() * 1000)
-
-        client.on_connect, client.on_subscribe, client.on_message = on_connect, on_subscribe, on_message
-        client.loop_start()
-        try:
-            while not self._closed.wait(POLL_S):
-                if not refused.empty():
-                    raise RuntimeError(refused.get())
-        finally:
-            client.disconnect()
-            client.loop_stop()
-
-    # AMQP: proton's blocking client
-
-    def _proton(self) -> BlockingConnection:
-        return BlockingConnection(f"amqp://{self._addresses['amqp']}", timeout=ANSWER_S)
-
-    def _amqp_service(self, sensor: str) -> None:
-        connection = self._proton()
-        try:
-            sender = connection.create_sender("sensors")
-            while not self._no_readings.wait(PERIOD_S):
-                reading = make_reading(sensor)
-                self._call_soon(self._accounts.sent, "amqp", reading)
-                message = Message(body=reading.to_json(), inferred=True, content_type="application/json")
-                message.annotations = {"x-opt-bridge.key": sensor}
-                try:
-                    sender.send(message)
-                except SendException:  # not accepted
-                    self._call_soon(self._accounts.answered, "amqp", well=False)
-                else:
-                    self._call_soon(self._accounts.answered, "amqp", well=True)
-        finally:
-            connection.close()
-
-    def _amqp_receiver(self, ready: Ready) -> None:
-        connection = self._proton()
-        try:
-            receiver = connection.create_receiver("maximum", credit=100)
-            self._call_soon(ready)
+    async def _receive(self, client: Receiver, begun: asyncio.Event, ready: Ready) -> None:
+        async with _running(client):
             while not self._closed.is_set():
-                try:
-                    message = receiver.receive(timeout=POLL_S)
-                except Timeout:
-                    continue
-                receiver.accept()
-                body = message.body
-                assert isinstance(body, bytes | memoryview), "results are Data sections"
-                self._call_soon(self._result, "amqp", bytes(body), time.time() * 1000)
-        finally:
-            connection.close()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for((self._closed if begun.is_set() else begun).wait(), POLL_S)
+                if client.faults:
+                    raise RuntimeError(client.faults[0])
+                if begun.is_set():
+                    ready()
 
-    # HTTP: aiohttp
+    # HTTP
 
     async def _http_client(self, sensor: str) -> None:
         url = f"http://{self._addresses['http']}/topics/sensors"
@@ -260,7 +214,7 @@ class Fleet:
                 while not self._closed.is_set():
                     async with session.get(poll, headers={"Accept": BINARY_RECORDS}) as response:
                         for record in json.loads(await response.read()):
-                            self._result("http", base64.b64decode(record["value"]), time.time() * 1000)
+                            self._result("http", base64.b64decode(record["value"]))
                     ready()
             finally:
                 await session.delete(url)
@@ -282,6 +236,17 @@ class Fleet:
             await consumer.stop()
 
 
+@contextlib.asynccontextmanager
+async def _running(client: Sender | Receiver) -> AsyncIterator[None]:
+    """Run a client during the block, and stop it; raises what it fails by."""
+    async with beside(client.run()) as (running,):
+        try:
+            yield
+        finally:
+            client.stop()
+        await running
+
+
 def make_reading(sensor: str) -> Reading:
     """Create a reading with the current time."""
     return Reading(sensor, round(20 + random.gauss(0, 3), 2), time.time_ns() // 1_000_000)
@@ -298,32 +263,3 @@ def _once(future: asyncio.Future[None]) -> Ready:
 async def _settled(tasks: list[asyncio.Task[None]]) -> None:
     if tasks:
         await asyncio.wait(tasks)
-
-
-def in_thread(work: Callable[..., None], *arguments: Any) -> Coroutine[Any, Any, None]:
-    """Run a function in a daemon thread. Threads of `asyncio.to_thread` would keep the process alive."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def finish(error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    def run() -> None:
-        error: BaseException | None = None
-        try:
-            work(*arguments)
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(finish, error)
-
-    async def wait() -> None:
-        threading.Thread(target=run, daemon=True).start()
-        await done
-
-    return wait()

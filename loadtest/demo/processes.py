@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 from loadtest.child import command_line
 from loadtest.demo.directory import Directory
-from loadtest.start import start_process
+from loadtest.start import Child
 
 READY_POLL_S: Final = 0.05
 QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"  # halves Kafka's start-up time; peak throughput is not needed
@@ -26,7 +25,7 @@ class ProcessError(Exception):
     """A process ended or was not ready in time. The message says which and why, and where its log is."""
 
 
-class Process:
+class Process(Child):
     """A child process in its own session, so that Ctrl-C reaches only the demo, which stops its children in order.
 
     Args:
@@ -43,27 +42,18 @@ class Process:
         self._errors = directory.path / errors
         self._argv = argv
         self._lock = directory.lock
-        self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start the process."""
         self.ready_file.unlink(missing_ok=True)
         java = f"{QUICK_JAVA} {os.environ.get('JAVA_TOOL_OPTIONS', '')}".strip()
-        with self._errors.open("wb") as errors:
-            self._process = await start_process(
-                *command_line(*self._argv),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                env={**os.environ, "JAVA_TOOL_OPTIONS": java},
-                pass_fds=(self._lock,),
-                start_new_session=True,
-            )
+        self._errors.unlink(missing_ok=True)
+        environment = {**os.environ, "JAVA_TOOL_OPTIONS": java}
+        await self.spawn(*command_line(*self._argv), log=self._errors, env=environment, pass_fds=(self._lock,))
 
     async def watch(self) -> None:
         """Wait until the process ends on its own, which it should not, then raise ProcessError."""
-        assert self._process is not None
-        code = await self._process.wait()
+        code = await self.ended()
         why = f"signal {-code}" if code < 0 else f"exit code {code}: {self._last_output()}"
         raise ProcessError(f"{self.name} ended, {why} (log: {self.log})")
 
@@ -76,25 +66,6 @@ class Process:
             await asyncio.sleep(READY_POLL_S)
         found: dict[str, Any] = json.loads(self.ready_file.read_text())
         return found
-
-    async def stop(self, timeout: float) -> None:
-        """Send SIGTERM, and SIGKILL after `timeout` seconds; return when the process has ended."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), timeout)
-        except TimeoutError:
-            self.kill()
-            await process.wait()
-
-    def kill(self) -> None:
-        """Send SIGKILL if the process is running."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
 
     def _last_output(self) -> str:
         lines = _COLOURS.sub("", self._errors.read_text(errors="replace")).splitlines()

@@ -97,7 +97,7 @@ class Demo:
         self._signals += 1
         if self._signals > 1:  # a second Ctrl-C; the broker and Spark's JVM end with their parents
             for process in (self._spark, self._gateway):
-                process.kill()
+                process.send_signal(signal.SIGKILL)
 
     async def _work(self) -> int:
         view.line(self._console, "Starting Kafka, the gateway and Spark ...")

@@ -9,20 +9,19 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from loadtest.beside import beside
+from loadtest.clients.connection import join_all
+from loadtest.clients.crowd.apart import Apart, Order
 from loadtest.clients.crowd.events import EventListener, Shared
 from loadtest.clients.crowd.follower import Follower, Stream
-from loadtest.clients.crowd.modest import Modest
-from loadtest.clients.crowd.timed import TimedPublisher
-from loadtest.clients.joining import join_all
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess, process_cpu
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
 
-MODEST_PAUSE_S = 0.05  # between messages of the modest client
+MODEST_RATE: Final = 20.0  # messages per second of the modest client
 
 
 class Fan(NamedTuple):
@@ -81,39 +80,40 @@ async def fan_out(gateway: GatewayProcess, fan: Fan) -> Spread:
 
     followers = _followers(topic, fan, numbering, on_message)
     await join_all(followers, gateway.address("http" if fan.events else "mqtt"), lambda one: one.subscribed)
-    load, address = (fan.messages, fan.size, fan.window, fan.rate or 0), gateway.address("mqtt")
-    publisher = await TimedPublisher.start(address, f"{topic}/news", numbering.run, load)
-    modest = await Modest.start(*address, f"{topic}-beside", MODEST_PAUSE_S)
-    cpu, own, began, since = process_cpu(pid), process_cpu(os.getpid()), time.perf_counter(), time.monotonic()
-    async with beside(publisher.publish()) as (publishing,):
+    address, order = gateway.address("mqtt"), Order(topic, numbering.run, fan.messages, fan.size, fan.window, fan.rate)
+    publisher = await Apart.start(address, order, begin=False)
+    modest = await Apart.start(address, Order(f"{topic}-beside", rate=MODEST_RATE))
+    cpu, own, began = process_cpu(pid), process_cpu(os.getpid()), time.perf_counter()
+    publisher.begin()
+    async with beside(publisher.finished()) as (publishing,):
         waiting = {one.finished for one in followers}
         quiet_since, count = began, 0
         while waiting and (not publishing.done() or time.perf_counter() - quiet_since < fan.patience):
             _, waiting = await asyncio.wait(waiting, timeout=0.5)
             if not publishing.done() or len(received) > count:
                 quiet_since, count = time.perf_counter(), len(received)
-        found = await publishing
+        await publishing
     cpu, own = process_cpu(pid) - cpu, process_cpu(os.getpid()) - own
-    seconds, until = time.perf_counter() - began, time.monotonic()
+    until = time.perf_counter()
     await modest.answered(until)
     deliveries = sum(one.got for one in followers)
     for follower in followers:
         follower.close()
     latencies = Latencies()
     for number, now in received:
-        latencies.record(now - found.due_at[number])
-    modest_ms = modest.between(since, until).summary()
-    await modest.stop()
+        latencies.record(now - publisher.due_at[number])
+    for one in (publisher, modest):
+        await one.stop()
     return Spread(
         deliveries,
         fan.messages * fan.subscribers - deliveries,
         sum(one.wrong for one in followers),
-        max((now for _, now in received), default=began) - found.due_at[0],
+        max((now for _, now in received), default=began) - publisher.due_at[0],
         latencies,
         cpu / deliveries * 1e6 if deliveries else 0.0,
-        found.puback_ms,
-        modest_ms,
-        own / seconds,
+        publisher.between(began, until).summary(),
+        modest.between(began, until).summary(),
+        own / (until - began),
     )
 
 

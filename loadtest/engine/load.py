@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import itertools
+import math
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from loadtest.clients.kept.amqp import KeptSender
+from loadtest.clients.kept.lasting import Messages, progressed
 from loadtest.clients.kept.mqtt import KeptPublisher
 from loadtest.clients.kept.rest import KeptProducer
 from loadtest.clients.topics import create_topic
@@ -112,6 +114,7 @@ class Load:
         self.all: list[Sender] = []
         self.ledgers = {protocol: Ledger() for protocol in PROTOCOLS}
         self.samples: list[Sample] = []
+        self._exact = range(terms.connections - terms.exactly, terms.connections)  # senders at QoS 2
         self._gateway = gateway
         self._bootstrap = bootstrap
         self._began = 0.0
@@ -150,20 +153,14 @@ class Load:
         self._tasks = [group.create_task(work) for work in works]
 
     def _sender(self, protocol: str, number: int) -> Sender:
-        payload, acknowledged = self._callbacks(protocol, number)
-        address, topic, window = self._gateway.address(protocol), self.topic(protocol), self.terms.window
-        name, key = f"{self.numbering.run}-{number}", f"sender-{number}"
+        messages = Messages(f"sender-{number}", *self._callbacks(protocol, number), self.terms.window)
+        address, topic, name = self._gateway.address(protocol), self.topic(protocol), f"{self.numbering.run}-{number}"
         if protocol == "mqtt":
-            qos = 2 if number >= self.terms.connections - self.terms.exactly else 1
-            return KeptPublisher(
-                address, name, f"{topic}/{key}", qos=qos, payload=payload, on_ack=acknowledged, window=window,
-                again=False,
-            )  # fmt: skip
+            qos = 2 if number in self._exact else 1
+            return KeptPublisher(address, name, topic, messages, qos=qos, again=False)
         if protocol == "amqp":
-            return KeptSender(
-                address, name, topic, key=key, payload=payload, on_accepted=acknowledged, window=window, again=False
-            )
-        return KeptProducer(address, name, topic, key=key, payload=payload, on_ack=acknowledged, window=window)
+            return KeptSender(address, name, topic, messages, again=False)
+        return KeptProducer(address, name, topic, messages)
 
     def _callbacks(self, protocol: str, number: int) -> tuple[Callable[[int], bytes], Callable[[int], None]]:
         """Return the functions that make a sender's messages, and record their acknowledgements."""
@@ -198,10 +195,7 @@ class Load:
             if not self._loading:
                 return
             for sender in self.all[part::parts]:
-                most = sender.answered + sender.given_up + 4 * terms.window
-                due = int(self.now * terms.rate / terms.connections) if terms.rate else most
-                sender.total = max(sender.total, min(due, most))
-                sender.push()
+                sender.top_up(self.now * terms.rate / terms.connections if terms.rate else math.inf)
             await asyncio.sleep(STEADY_S)
 
     async def _sample(self) -> None:
@@ -222,12 +216,11 @@ class Load:
 
     def stored(self) -> list[int]:
         """Return acknowledged messages by sender, without QoS 2, whose last acknowledgement follows the record."""
-        return [one.answered for one in self.all if not (isinstance(one, KeptPublisher) and one.qos == 2)]
+        return [one.answered for number, one in enumerate(self.all) if number not in self._exact]
 
     def progressed(self) -> Callable[[], bool]:
         """Return a condition: every sender has got an acknowledgement since this call."""
-        before = [one.answered for one in self.all]
-        return lambda: all(one.answered > then for one, then in zip(self.all, before, strict=True))
+        return progressed(self.all)
 
     def rate(self, begin: float, end: float) -> float:
         """Return acknowledged messages per second from `begin` to `end`; -1 until the samples cover it."""
@@ -290,12 +283,11 @@ class Load:
     async def verify(self, *, by_partition: bool = False) -> Stored:
         """Compare stored with acknowledged messages; `by_partition` if keys may have moved to other partitions."""
         verdicts, doubled = {}, 0
-        exactly = range(self.terms.connections - self.terms.exactly, self.terms.connections)
         for protocol, ledger in self.ledgers.items():
             topic = self.topic(protocol)
             arrivals = await read_topic(self._bootstrap, topic, self.numbering, by_partition=by_partition)
             verdicts[protocol] = arrivals.verdict(ledger)
-            doubled += sum(count > 1 for number, count in arrivals.counts.items() if number.sender in exactly)
+            doubled += sum(count > 1 for number, count in arrivals.counts.items() if number.sender in self._exact)
         return Stored(verdicts, doubled)
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from loadtest.clients.kept.amqp import Delivery, Place
+from loadtest.clients.kept.lasting import Delivery, Place
 from loadtest.numbering import Numbering
 from loadtest.verify import Arrivals
 

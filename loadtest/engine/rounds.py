@@ -19,6 +19,11 @@ from typing import Any, Final, NamedTuple, Protocol
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from loadtest.clients.kept.amqp import KeptSender
+from loadtest.clients.kept.lasting import Messages, progressed
+from loadtest.clients.kept.mqtt import KeptPublisher
+from loadtest.clients.kept.paho import PahoPublisher
+from loadtest.clients.kept.proton_links import ProtonSender
 from loadtest.clients.topics import create_topic
 from loadtest.engine.redelivery import Group, Kill, Outage
 from loadtest.gateway import GatewayProcess
@@ -76,18 +81,7 @@ class Client(Protocol):
         """Disconnect."""
 
 
-class Sender(Client, Protocol):
-    """A client that sends `total` messages."""
-
-    total: int
-    answered: int
-
-    @property
-    def finished(self) -> bool:
-        """Whether every message is acknowledged."""
-
-    def push(self) -> None:
-        """Send as many messages as allowed."""
+Sender = KeptPublisher | KeptSender | PahoPublisher | ProtonSender
 
 
 class Book(NamedTuple):
@@ -140,13 +134,13 @@ class Rounds:
         self._rng = random.Random(chaos.seed)
         self._loading = self._pushing = True
 
-    def payload_of(self, number: int) -> Callable[[int], bytes]:
-        """Return the function that makes a sender's messages."""
-        return lambda sequence: self.numbering.payload(number, sequence, PAYLOAD)
-
-    def acknowledged_to(self, number: int) -> Callable[[int], None]:
-        """Return the function that records a sender's acknowledgements."""
-        return lambda sequence: self.ledger.acknowledge(number, sequence)
+    def messages(self) -> Messages:
+        """Return the messages of the next sender."""
+        number = len(self.senders)
+        return Messages(
+            f"sender-{number}", lambda sequence: self.numbering.payload(number, sequence, PAYLOAD),
+            lambda sequence: self.ledger.acknowledge(number, sequence), self.chaos.window,
+        )  # fmt: skip
 
     def group(self, name: str) -> Group:
         """Return a group with its book."""
@@ -179,7 +173,7 @@ class Rounds:
                     await self._kill(number)
                 await self.gateway.wait_ready()
                 self._let_in(True)
-                await self._until(self._progressed(), "answers after the last kill")
+                await self._until(progressed(self.senders), "answers after the last kill")
                 self._loading = False
                 await self._until(lambda: all(one.finished for one in self.senders), "all answers")
                 sent = sum(one.total for one in self.senders)
@@ -210,17 +204,9 @@ class Rounds:
         """Keep the senders at their rate while there is load, then let them finish."""
         started = time.monotonic()
         while self._pushing:
-            due = int((time.monotonic() - started) * self.chaos.rate) if self._loading else 0
             for sender in self.senders:
-                # A delayed sender does not catch up in one burst.
-                sender.total = max(sender.total, min(due, sender.answered + 4 * self.chaos.window))
-                sender.push()
+                sender.top_up((time.monotonic() - started) * self.chaos.rate if self._loading else 0)
             await asyncio.sleep(_TICK_S)
-
-    def _progressed(self) -> Callable[[], bool]:
-        """Return a condition: every sender has got an acknowledgement since this call."""
-        before = [sender.answered for sender in self.senders]
-        return lambda: all(sender.answered > then for then, sender in zip(before, self.senders, strict=True))
 
     def _served(self) -> Callable[[], bool]:
         """Return a condition: every book has got a new message since this call."""
@@ -260,7 +246,7 @@ class Rounds:
             return "while it was starting"
         await self.gateway.wait_ready()
         self._let_in(True)
-        await self._until(self._progressed(), f"answers before kill {number + 1}")
+        await self._until(progressed(self.senders), f"answers before kill {number + 1}")
         await asyncio.sleep(self._rng.uniform(0, self.chaos.between))
         return "under load"
 

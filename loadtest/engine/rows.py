@@ -7,12 +7,10 @@ import json
 import time
 from typing import Any, Final, NamedTuple
 
-from aiokafka import AIOKafkaProducer
-
 from loadtest.clients.amqp import Sender, transfers
 from loadtest.clients.amqp_receiver import Receiver
+from loadtest.clients.connection import join_all
 from loadtest.clients.http_wire import Connection
-from loadtest.clients.joining import join_all
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic, store
 from loadtest.engine.fan_out import Fan, fan_out
@@ -25,7 +23,6 @@ from loadtest.verify import Verdict, stored
 Columns = dict[str, Any]
 SIZE: Final = 100  # payload bytes
 PATIENCE_S: Final = 10.0  # missing messages are lost after this time without a delivery
-ROUND_TRIPS: Final = 4  # alternations between Kafka alone and the gateway
 POLLED_BYTES: Final = 1 << 20
 BAD: Final = ("lost", "doubled", "out of order", "errors", "wrong")
 """Columns that must be 0."""
@@ -101,35 +98,6 @@ class Through(NamedTuple):
         return {"out a second": round(len(got) / max(1e-9, receiver.last - began)), **found}
 
 
-class RoundTrip(NamedTuple):
-    """One AMQP message in flight, compared in alternation with the round trip of aiokafka alone."""
-
-    messages: int
-
-    async def run(self, gateway: GatewayProcess, topic: str, payloads: list[bytes]) -> Columns:
-        """Alternate."""
-        each = max(1, len(payloads) // ROUND_TRIPS)
-        alone, ours = Latencies(), Latencies()
-        cpu, began = 0.0, time.perf_counter()
-        async with AIOKafkaProducer(bootstrap_servers=gateway.kafka, acks="all", enable_idempotence=True) as producer:
-            for turn in range(ROUND_TRIPS):
-                part = payloads[turn * each : (turn + 1) * each]
-                for payload in part:
-                    begun = time.perf_counter()
-                    await producer.send_and_wait(topic, payload)
-                    alone.record(time.perf_counter() - begun)
-                sender = await _connected(gateway, topic, part, 1)
-                used = process_cpu(gateway.pid)
-                sender.start()
-                await sender.finished
-                cpu += process_cpu(gateway.pid) - used
-                sender.close()
-                ours.merge(sender.latencies)
-        count = each * ROUND_TRIPS
-        found = _columns(round(2 * count / (time.perf_counter() - began)), cpu / count, ours)
-        return {**found, "raw p50": alone.milliseconds(50), "raw p99": alone.milliseconds(99)}
-
-
 class Uploading(NamedTuple):
     """HTTP uploads: one long request of lines on each connection."""
 
@@ -180,7 +148,7 @@ class Polling(NamedTuple):
         return _columns(round(got / max(1e-9, took)), cpu / max(1, got), lost=max(0, len(values) - got))
 
 
-Row = Steady | Fan | Draining | Through | RoundTrip | Uploading | Polling
+Row = Steady | Fan | Draining | Through | Uploading | Polling
 
 
 async def measure(row: Row, gateway: GatewayProcess, share: float) -> Columns:

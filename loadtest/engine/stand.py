@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from loadtest.gateway import GatewayProcess, process_resident
+from loadtest.gateway import GatewayProcess
 
 FILES: Final = 65_536
 MIB: Final = 1 << 20
@@ -57,11 +57,13 @@ class Stand:
 
     @contextlib.asynccontextmanager
     async def gateway(
-        self, settings: Mapping[str, str] | None = None, name: str = "gateway", *, bootstrap: str | None = None
+        self, settings: Mapping[str, str] | None = None, name: str = "gateway", *, checkout: Path | None = None
     ) -> AsyncIterator[GatewayProcess]:
-        """Run a gateway with these settings on Kafka, or on the one at `bootstrap`; a sign of a bug is a problem."""
-        kafka = bootstrap or await self.kafka()
-        gateway = GatewayProcess(self.directory / name, kafka, environment=settings, processors=self.processors)
+        """Run a gateway with these settings on Kafka, of a checkout or of this code; a sign of a bug is a problem."""
+        gateway = GatewayProcess(
+            self.directory / name, await self.kafka(), environment=settings, processors=self.processors,
+            checkout=checkout,
+        )  # fmt: skip
         try:
             await gateway.start()
             yield gateway
@@ -110,8 +112,3 @@ def allow_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def mebibytes(pid: int) -> float:
-    """Return a process's resident memory in MiB (Linux)."""
-    return round(process_resident(pid) / MIB, 1)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from loadtest.clients import amqp, mqtt, rest
 from loadtest.clients.amqp_messages import Kind, keyed
-from loadtest.clients.joining import join
+from loadtest.clients.connection import join
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from loadtest.clients.topics import create_topic

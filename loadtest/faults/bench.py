@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -121,13 +122,15 @@ class Stage:
         return last
 
 
+Act = Callable[[Stage], Awaitable[None]]
+
+
 class Fault(NamedTuple):
     """A fault, and what must still hold; no acknowledged message may ever be lost.
 
     Attributes:
         name: of the fault.
-        what: its description for the report.
-        act: causes the fault and ends it.
+        act: causes the fault and ends it; its docstring is the description for the report.
         connected: every honest client must stay connected.
         all_refused: every honest client must see a refusal or lose its connection.
         silent: no honest client may see a refusal.
@@ -138,11 +141,11 @@ class Fault(NamedTuple):
             single broker.
         recovery_s: limit for throughput to recover.
         held_mib: memory that the fault's own clients may occupy in addition to the budget.
+        receives: whether they may also fill the budget for receivers.
     """
 
     name: str
-    what: str
-    act: Callable[[Stage], Awaitable[None]]
+    act: Act
     connected: bool = True
     all_refused: bool = False
     silent: bool = False
@@ -152,20 +155,46 @@ class Fault(NamedTuple):
     in_sync: int = 0
     recovery_s: float | None = None
     held_mib: int = 0
+    receives: bool = False
+
+    def what(self, plan: Plan) -> str:
+        """Return its description, with the plan's numbers."""
+        return " ".join((inspect.getdoc(self.act) or "").format(**plan._asdict()).split())
 
 
-class Outcome(NamedTuple):
-    """The result of a fault; times in seconds, memory in bytes."""
+FAULTS: Final[list[Fault]] = []
+"""All faults, in the order of their declaration."""
 
-    fault: Fault
+
+def fault(name: str, **terms: Any) -> Callable[[Act], Act]:
+    """Declare a function as a fault; `terms` are further attributes of `Fault`."""
+
+    def declare(act: Act) -> Act:
+        FAULTS.append(Fault(name, act, **terms))
+        return act
+
+    return declare
+
+
+class Course(NamedTuple):
+    """The course of a fault from its first message to the last acknowledgement; times in seconds of the load."""
+
     begin: float
     end: float
     usual: float
     recovered: float | None
+    disconnected: int
+    hanging: str | None
+
+
+class Outcome(NamedTuple):
+    """The result of a fault; memory in bytes."""
+
+    fault: Fault
+    course: Course
     stored: Stored
     refusals: dict[str, collections.Counter[str]]
     seen: collections.Counter[str]
-    disconnected: int
     idle: int
     peak: int
     bound: int
@@ -174,31 +203,20 @@ class Outcome(NamedTuple):
 
     def row(self) -> dict[str, Any]:
         """Return the columns of a report."""
-        names = ("acknowledged", "lost", "reordered", "duplicated")
+        names, course = ("acknowledged", "lost", "reordered", "duplicated"), self.course
         return {
             "fault": self.fault.name,
-            "s": round(self.end - self.begin, 1),
-            "msg/s before": round(self.usual),
-            "back to 90 % after s": "never" if self.recovered is None else round(self.recovered, 2),
+            "s": round(course.end - course.begin, 1),
+            "msg/s before": round(course.usual),
+            "back to 90 % after s": "never" if course.recovered is None else round(course.recovered, 2),
             **{name: self.stored.total(name) for name in names},
-            "connections lost": self.disconnected,
+            "connections lost": course.disconnected,
             "MiB idle": self.idle // MIB,
             "MiB at most": self.peak // MIB,
             "refusals": "; ".join(f"{protocol}: {words(found)}" for protocol, found in self.refusals.items() if found),
             "seen": words(self.seen),
             "problems": len(self.problems),
         }
-
-
-class Course(NamedTuple):
-    """The course of a fault from its first message to the last acknowledgement; see `Outcome`."""
-
-    begin: float
-    end: float
-    usual: float
-    recovered: float | None
-    disconnected: int
-    hanging: str | None
 
 
 def words(found: collections.Counter[str]) -> str:
@@ -234,7 +252,7 @@ class Bench:
 
     async def run(self, fault: Fault) -> Outcome:
         """Run one fault."""
-        self._say(f"{fault.name}: {fault.what}")
+        self._say(f"{fault.name}: {fault.what(self.plan)}")
         async with contextlib.AsyncExitStack() as stack:
             kafka, login = self._kafka, dict[str, str]()
             if fault.tiny:
@@ -272,10 +290,10 @@ class Bench:
             course = await self._course(fault, stage)
         stored = await load.verify(by_partition=fault.by_partition)
         peak = max((one.resident for one in load.samples), default=0)
-        bound = idle + (3 * plan.budget // 2 + fault.held_mib) * MIB
+        held = fault.held_mib + (plan.outgoing if fault.receives else 0)
+        bound = idle + (3 * plan.budget // 2 + held) * MIB
         outcome = Outcome(
-            fault, course.begin, course.end, course.usual, course.recovered, stored, load.refusals(), stage.seen,
-            course.disconnected, idle, peak, bound, load.samples,
+            fault, course, stored, load.refusals(), stage.seen, idle, peak, bound, load.samples,
             [*stage.problems, *([course.hanging] if course.hanging else []), *gateway.bugs()],
         )  # fmt: skip
         outcome.problems.extend(_check(outcome, load))
@@ -307,9 +325,9 @@ class Bench:
 
 def _check(outcome: Outcome, load: Load) -> list[str]:
     """Return the violations."""
-    fault, problems = outcome.fault, load.faults()[:SHOWN]
+    fault, course, problems = outcome.fault, outcome.course, load.faults()[:SHOWN]
     problems += outcome.stored.problems()
-    if fault.connected and (outcome.disconnected or any(found[CONNECTION_LOST] for found in outcome.refusals.values())):
+    if fault.connected and (course.disconnected or any(found[CONNECTION_LOST] for found in outcome.refusals.values())):
         problems.append(f"honest clients were disconnected: {[dict(found) for found in outcome.refusals.values()]}")
     if fault.silent and any(outcome.refusals.values()):
         problems.append(f"something was refused: {[dict(found) for found in outcome.refusals.values()]}")
@@ -317,6 +335,6 @@ def _check(outcome: Outcome, load: Load) -> list[str]:
         problems += [f"{one.client_id} saw no refusal" for one in load.all if not one.refusals]
     if outcome.peak > outcome.bound:
         problems.append(f"memory: {outcome.peak // MIB} MiB, over {outcome.bound // MIB}")
-    if fault.recovery_s is not None and outcome.recovered is not None and outcome.recovered > fault.recovery_s:
-        problems.append(f"throughput was back after {outcome.recovered:.2f} s, not within {fault.recovery_s:g}")
+    if fault.recovery_s is not None and course.recovered is not None and course.recovered > fault.recovery_s:
+        problems.append(f"throughput was back after {course.recovered:.2f} s, not within {fault.recovery_s:g}")
     return problems

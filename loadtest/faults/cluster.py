@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.protocol.admin import CreateAclsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema, String
 
 from loadtest.child import command_line
-from loadtest.start import start_process
+from loadtest.start import Child
 
 START_S: Final = 180.0
 COPIES: Final = 3
@@ -34,16 +33,6 @@ LOGINS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The gateway's keys of `[kafka]` for a listener of secured brokers; the files are the cluster's."""
 _FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "sasl_password_file")
-_READ, _WRITE, _CREATE, _DESCRIBE, _DESCRIBE_CONFIGS, _ALLOW = 3, 4, 5, 8, 10, 3
-_TOPIC, _GROUP, _CLUSTER, _TRANSACTION = 2, 3, 4, 5
-_LITERAL, _PREFIXED = 3, 4
-RIGHTS: Final = (
-    (_TOPIC, "*", _LITERAL, (_DESCRIBE, _READ, _WRITE, _DESCRIBE_CONFIGS)),
-    (_GROUP, "*", _LITERAL, (_DESCRIBE, _READ)),
-    (_CLUSTER, "kafka-cluster", _LITERAL, (_CREATE, _DESCRIBE)),
-    (_TRANSACTION, "trivium-", _PREFIXED, (_DESCRIBE, _WRITE)),
-)
-"""The rights that a gateway needs according to docs/operations.md."""
 _PREFERRED: Final = 0  # ElectLeaders' election_type
 _UNNECESSARY: Final = 84  # it already leads
 
@@ -92,25 +81,19 @@ class ElectPreferred(Request[_ElectLeaders]):  # type: ignore[misc]
         return request_struct_class(_PREFERRED, list(self._partitions.items()), 30_000)
 
 
-class KafkaCluster:
-    """Three brokers in a directory; see `Kafka`. `kill` kills all of them."""
+class KafkaCluster(Child):
+    """Three brokers in a directory, and the process that supervises them; see `Kafka`. `kill` kills all of them."""
 
     def __init__(self, directory: Path, listener: str | None = None) -> None:
         """Prepare the cluster without starting it.
 
-        With a `listener` of `LOGINS` the brokers require authentication, and the gateway uses this listener.
+        With a `listener` of `LOGINS` the brokers require authentication, and the gateway, which has its rights, uses
+        this listener.
         """
         self._directory = directory
         self._listener = listener
         self._ready = directory / "ready.json"
         self._facts: dict[str, Any] = {}
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def pid(self) -> int:
-        """The process that supervises the brokers."""
-        assert self._process is not None
-        return self._process.pid
 
     @property
     def bootstrap_servers(self) -> str:
@@ -128,11 +111,6 @@ class KafkaCluster:
             f"TRIVIUM_KAFKA__{name.upper()}": settings[name] for name in login
         }
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the supervisor runs."""
-        return self._process is not None and self._process.returncode is None
-
     def node(self, number: int) -> int | None:
         """Return the process of a node; None while it does not run."""
         found = self._facts["nodes"].get(str(number))
@@ -146,11 +124,9 @@ class KafkaCluster:
             self._ready.unlink(missing_ok=True)
             argv = [sys.executable, "-m", "tools.cluster", "--directory", str(self._directory / "data")]
             argv += [] if self._listener is None else ["--secured"]
-            with (self._directory / "cluster.log").open("ab") as log:
-                self._process = await start_process(
-                    *command_line(*argv, "--ready-file", str(self._ready)),
-                    stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                )  # fmt: skip
+            await self.spawn(
+                *command_line(*argv, "--ready-file", str(self._ready)), log=self._directory / "cluster.log"
+            )
         async with asyncio.timeout(START_S):
             while len(self._status().get("nodes", ())) < COPIES:
                 if not self.is_running:
@@ -176,22 +152,6 @@ class KafkaCluster:
         for number in range(1, COPIES + 1):
             if self.node(number) is not None:
                 await self.kill_node(number)
-
-    async def stop(self) -> None:
-        """Stop with SIGTERM."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signal.SIGTERM)
-            await self._process.wait()
-
-    async def grant(self) -> None:
-        """Grant the gateway its rights, over the plain listener, which needs none."""
-        async with self._admin() as admin:
-            for kind, name, pattern, operations in RIGHTS:
-                for operation in operations:
-                    request = CreateAclsRequest(kind, name, pattern, "User:gateway", "*", operation, _ALLOW)
-                    answer = await admin._send_to_controller(request)
-                    if answer.creation_responses[0][0]:
-                        raise RuntimeError(f"Kafka refused the ACL: {answer}")
 
     async def leaders(self, topic: str) -> dict[int, int]:
         """Return the leader of each partition of a topic."""
@@ -226,8 +186,6 @@ async def three_brokers(directory: Path, listener: str | None = None) -> AsyncIt
     cluster = KafkaCluster(directory, listener)
     try:
         await cluster.start()
-        if listener is not None:
-            await cluster.grant()
         yield cluster
     finally:
-        await cluster.stop()
+        await cluster.stop(START_S)

@@ -8,7 +8,6 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 from loadtest.clients import amqp_wire, mqtt_wire
@@ -16,7 +15,7 @@ from loadtest.clients.http_wire import CONTROL, request_head
 from loadtest.clients.talk import CONNACK, DISCONNECT, AmqpTalk, MqttTalk, Talk
 from loadtest.clients.topics import create_topic
 from loadtest.engine.steady import PROTOCOLS
-from loadtest.faults.bench import Fault, Plan, Stage
+from loadtest.faults.bench import Stage, fault
 from loadtest.faults.proxy import Proxy
 from loadtest.gateway import frozen, process_descriptors
 
@@ -66,8 +65,9 @@ async def _forgotten(stage: Stage, before: int) -> None:
     stage.seen[f"all released after {time.monotonic() - begun:.0f} s"] += 1
 
 
+@fault("vanish", silent=True)
 async def vanish(stage: Stage) -> None:
-    """Clients vanish in the network in mid-frame, without a close."""
+    """20 clients of each protocol vanish in the network in mid-frame, without a close."""
     before = process_descriptors(stage.gateway.pid)
     half = {
         "mqtt": mqtt_wire.publish_packet("vanished", LARGE, 1, 1)[:-1],
@@ -94,8 +94,9 @@ async def vanish(stage: Stage) -> None:
             await proxy.stop()
 
 
+@fault("no reading", silent=True, receives=True, held_mib=NON_READING_MIB)
 async def no_reading(stage: Stage) -> None:
-    """Receivers request everything that is published, and read nothing."""
+    """20 receivers of each protocol request everything and read nothing for {short:g} s."""
     wish = {
         "mqtt": mqtt_wire.subscribe_packet(1, [(f"{stage.load.topic('mqtt')}/#", 1)]),
         "amqp": amqp_wire.attach_receiver("slow", "slow", stage.load.topic("amqp")) + amqp_wire.credit(0, 0, 1_000_000),
@@ -161,21 +162,24 @@ async def _discard(reader: asyncio.StreamReader) -> None:
             pass
 
 
+@fault("flood", silent=True)
 async def flood(stage: Stage) -> None:
-    """Flood while Kafka runs."""
+    """Eight clients send 20 kB messages without a pause for {short:g} s."""
     await create_topic(stage.kafka.bootstrap_servers, f"faults-flood-{stage.load.numbering.run}")
     await _flood(stage, stage.plan.short)
 
 
+@fault("flood, stalled", silent=True)
 async def flood_stalled(stage: Stage) -> None:
-    """Flood while Kafka is stopped: the budget must pause the clients."""
+    """The same flood while Kafka is stopped (SIGSTOP) for {short:g} s: the budget must pause the clients."""
     await create_topic(stage.kafka.bootstrap_servers, f"faults-flood-{stage.load.numbering.run}")
     with frozen(stage.kafka.pid):
         await _flood(stage, stage.plan.short)
 
 
+@fault("no credit", silent=True)
 async def no_credit(stage: Stage) -> None:
-    """An AMQP sender exceeds its credit by far; an MQTT one publishes at QoS 2 and never releases."""
+    """Transfers far beyond the link credit; PUBLISH at QoS 2 beyond the Receive Maximum, never released."""
     name, topic = f"{stage.load.numbering.run}-greedy", stage.load.topic("amqp")
     amqp = await AmqpTalk.open(stage.gateway.address("amqp"), name)
     await amqp.ask([amqp_wire.attach_sender("greedy", "greedy", topic)], amqp_wire.FLOW)
@@ -205,8 +209,9 @@ async def _end(stage: Stage, talk: Talk, kinds: tuple[int, ...]) -> Any:
     return None
 
 
+@fault("one byte a second", silent=True)
 async def dribble(stage: Stage) -> None:
-    """Send the handshake of each protocol one byte per second; the gateway must not wait forever."""
+    """20 clients of each protocol send their handshake that way; the gateway must not wait forever."""
     words = {
         "mqtt": mqtt_wire.connect_packet("d" * 100),
         "amqp": amqp_wire.GREETING,
@@ -235,8 +240,9 @@ async def dribble(stage: Stage) -> None:
                 group.create_task(one(protocol))
 
 
+@fault("crowd", silent=True)
 async def crowd(stage: Stage) -> None:
-    """Connect all clients within a second, and measure the seconds until the last one is answered."""
+    """{crowd} clients of all protocols connect within a second; seconds until the last one is answered."""
     before = process_descriptors(stage.gateway.pid)
     words = {
         "mqtt": lambda number: mqtt_wire.connect_packet(f"{stage.load.numbering.run}-crowd-{number}"),
@@ -273,24 +279,3 @@ async def crowd(stage: Stage) -> None:
             group.create_task(one(number))
     stage.seen[f"all answered within {last - begun:.0f} s"] += 1
     await _forgotten(stage, before)
-
-
-def faults(plan: Plan) -> tuple[Fault, ...]:
-    """Return all faults of clients."""
-
-    def quiet(name: str, what: str, act: Callable[[Stage], Awaitable[None]]) -> Fault:
-        return Fault(name, what, act, silent=True)
-
-    return (
-        quiet("vanish", f"{MANY} clients of each protocol vanish in mid-frame without a close", vanish),
-        quiet(
-            "no reading",
-            f"{MANY} receivers of each protocol request everything and read nothing for {plan.short:g} s",
-            no_reading,
-        )._replace(held_mib=plan.outgoing + NON_READING_MIB),
-        quiet("flood", f"eight clients send 20 kB messages without a pause for {plan.short:g} s", flood),
-        quiet("flood, stalled", f"the same while Kafka is stopped (SIGSTOP) for {plan.short:g} s", flood_stalled),
-        quiet("no credit", "transfers beyond the link credit, PUBLISH beyond the Receive Maximum", no_credit),
-        quiet("one byte a second", f"{MANY} clients of each protocol send their handshake that way", dribble),
-        quiet("crowd", f"{plan.crowd} clients of all protocols connect within a second", crowd),
-    )  # fmt: skip

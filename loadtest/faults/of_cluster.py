@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from loadtest.engine.steady import PROTOCOLS
-from loadtest.faults.bench import Fault, Plan, Stage
+from loadtest.faults.bench import Stage, fault
 from loadtest.faults.cluster import KafkaCluster
 from loadtest.faults.of_kafka import more_partitions
 from loadtest.gateway import frozen
@@ -37,14 +37,16 @@ async def _lose_leader(stage: Stage, fate: str) -> tuple[KafkaCluster, int]:
     return cluster, node
 
 
+@fault("leader killed", silent=True, in_sync=2)
 async def leader_killed(stage: Stage) -> None:
-    """Kill a leader, and restart it after a while."""
+    """SIGKILL to a leader of three brokers, started again {short:g} s later."""
     cluster, _ = await _lose_leader(stage, "killed")
     await cluster.start()
 
 
+@fault("leader gone for good", silent=True, in_sync=2)
 async def gone_for_good(stage: Stage) -> None:
-    """Kill a leader that never comes back."""
+    """SIGKILL to a leader of three brokers, which never comes back."""
     cluster, node = await _lose_leader(stage, "is gone")
     leaders = {
         leader for protocol in PROTOCOLS for leader in (await cluster.leaders(stage.load.topic(protocol))).values()
@@ -53,8 +55,9 @@ async def gone_for_good(stage: Stage) -> None:
         stage.problems.append(f"node {node} is gone but still leads")
 
 
+@fault("too few replicas", silent=True, in_sync=3)
 async def too_few_replicas(stage: Stage) -> None:
-    """Kill one of three brokers with min.insync.replicas=3, so that Kafka refuses `acks=all`."""
+    """One of three brokers away for {short:g} s with min.insync.replicas=3, so that Kafka refuses `acks=all`."""
     cluster, node = _cluster(stage), await _leader(stage)
     await cluster.kill_node(node)
     await stage.settled()
@@ -66,8 +69,9 @@ async def too_few_replicas(stage: Stage) -> None:
     await stage.until(stage.load.progressed(), "answers to all")
 
 
+@fault("election", silent=True, in_sync=2)
 async def election(stage: Stage) -> None:
-    """Restart a broker so that it leads nothing, then elect the preferred leaders under load."""
+    """A broker restarted so that it leads nothing, then the preferred of three brokers lead again."""
     cluster, node = _cluster(stage), await _leader(stage)
     await cluster.kill_node(node)
     await stage.until(stage.load.progressed(), "answers to all with two brokers")
@@ -82,8 +86,12 @@ async def election(stage: Stage) -> None:
     await stage.until(stage.load.progressed(), "answers to all after the election")
 
 
+fault("partitions added", silent=True, by_partition=True, in_sync=2)(more_partitions)
+
+
+@fault("slow broker", silent=True, in_sync=2)
 async def slow_broker(stage: Stage) -> None:
-    """Stop a leader most of the time, but too briefly for the others to replace it."""
+    """SIGSTOP for 0.4 s of each 0.5 s to a leader of three brokers, for {short:g} s: too briefly to replace it."""
     pid = _cluster(stage).node(await _leader(stage))
     assert pid is not None
     until = stage.load.now + stage.plan.short
@@ -91,20 +99,3 @@ async def slow_broker(stage: Stage) -> None:
         with frozen(pid):
             await asyncio.sleep(SLOW_S)
         await asyncio.sleep(AWAKE_S)
-
-
-def faults(plan: Plan) -> tuple[Fault, ...]:
-    """Return all faults of a cluster."""
-    return (
-        Fault("leader killed", f"SIGKILL to a leader of three brokers, started again {plan.short:g} s later",
-              leader_killed, silent=True, in_sync=2),
-        Fault("leader gone for good", "SIGKILL to a leader of three brokers, which never comes back", gone_for_good,
-              silent=True, in_sync=2),
-        Fault("too few replicas", f"min.insync.replicas=3, and one of three brokers away for {plan.short:g} s",
-              too_few_replicas, silent=True, in_sync=3),
-        Fault("election", "the preferred of three brokers lead again", election, silent=True, in_sync=2),
-        Fault("partitions added", "three partitions of each topic become nine, on three brokers", more_partitions,
-              silent=True, by_partition=True, in_sync=2),
-        Fault("slow broker", f"SIGSTOP for {SLOW_S:g} s of each {SLOW_S + AWAKE_S:g} s to a leader of three brokers,"
-              f" for {plan.short:g} s", slow_broker, silent=True, in_sync=2),
-    )  # fmt: skip

@@ -9,33 +9,37 @@ from typing import Final
 
 from loadtest.beside import beside
 from loadtest.clients.mqtt_wire import connect_packet
-from loadtest.faults.bench import Fault, Plan, Stage
+from loadtest.faults.bench import Stage, fault
 from loadtest.gateway import frozen, process_descriptors
 
 SPARE: Final = 100  # the gateway reserves 64 of them
 WANTED: Final = 300
 
 
+@fault("gateway killed", connected=False)
 async def kill(stage: Stage) -> None:
-    """Kill the gateway, and restart it immediately."""
+    """SIGKILL to the gateway, restarted immediately."""
     await stage.gateway.kill()
     await stage.gateway.start()
 
 
+@fault("gateway stopped", connected=False)
 async def stop(stage: Stage) -> None:
-    """Stop the gateway with SIGTERM, which drains it, and restart it."""
+    """SIGTERM to the gateway, which drains it, restarted when it has ended."""
     await stage.gateway.stop()
     await stage.gateway.start()
 
 
+@fault("gateway frozen", silent=True)
 async def freeze(stage: Stage) -> None:
-    """Freeze the gateway with SIGSTOP."""
+    """SIGSTOP to the gateway for {short:g} s."""
     with frozen(stage.gateway.pid):
         await asyncio.sleep(stage.plan.short)
 
 
+@fault("no descriptors", silent=True)
 async def no_descriptors(stage: Stage) -> None:
-    """Leave the gateway few file descriptors, while many other clients connect."""
+    """The gateway may open 100 more files, 300 clients connect."""
     pid = stage.gateway.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (process_descriptors(pid) + SPARE, before[1]))
@@ -76,8 +80,9 @@ async def _served(stage: Stage) -> None:
     stage.seen[f"a new client was served after {stage.load.now - begun:.1f} s"] += 1
 
 
+@fault("rounds", connected=False)
 async def rounds(stage: Stage) -> None:
-    """Kill and restart broker and gateway in turn, each time after all senders got acknowledgements."""
+    """{rounds} kills and starts of broker and gateway in turn, each after all senders got acknowledgements."""
     for number in range(stage.plan.rounds):
         hurt = stage.kafka if number % 2 == 0 else stage.gateway
         await hurt.kill()
@@ -85,15 +90,3 @@ async def rounds(stage: Stage) -> None:
         if not await stage.until(stage.load.progressed(), f"answers to all after kill {number + 1}"):
             return
     stage.seen["kills"] += stage.plan.rounds
-
-
-def faults(plan: Plan) -> tuple[Fault, ...]:
-    """Return all faults of the gateway."""
-    return (
-        Fault("gateway killed", "SIGKILL to the gateway, restarted immediately", kill, connected=False),
-        Fault("gateway stopped", "SIGTERM to the gateway, restarted when it has ended", stop, connected=False),
-        Fault("gateway frozen", f"SIGSTOP to the gateway for {plan.short:g} s", freeze, silent=True),
-        Fault("no descriptors", f"the gateway may open {SPARE} more files, {WANTED} clients connect", no_descriptors,
-              silent=True),
-        Fault("rounds", f"{plan.rounds} kills and starts of broker and gateway in turn", rounds, connected=False),
-    )  # fmt: skip

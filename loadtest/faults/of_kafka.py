@@ -13,7 +13,7 @@ from aiokafka.errors import UnknownTopicOrPartitionError
 
 from loadtest.clients.topics import create_topic
 from loadtest.engine.steady import PROTOCOLS
-from loadtest.faults.bench import Fault, Plan, Stage
+from loadtest.faults.bench import Stage, fault
 from loadtest.faults.disk import TinyKafka
 from loadtest.faults.proxy import Proxy
 from loadtest.gateway import frozen
@@ -33,45 +33,52 @@ async def _stall(stage: Stage, seconds: float) -> None:
             stage.problems.append(f"acknowledged while Kafka stood still: {quiet}, then {stage.load.answers}")
 
 
+@fault("stall", silent=True, recovery_s=2.0)
 async def stall(stage: Stage) -> None:
-    """Stall Kafka for less than the delivery timeout."""
+    """SIGSTOP to Kafka for {stall:g} s, within the delivery timeout."""
     await _stall(stage, stage.plan.stall)
 
 
+@fault("long stall", all_refused=True, recovery_s=2.0)
 async def long_stall(stage: Stage) -> None:
-    """Stall Kafka for longer than the delivery timeout."""
+    """SIGSTOP to Kafka for {long_stall:g} s, beyond the delivery timeout of {delivery_timeout:g} s."""
     await _stall(stage, stage.plan.long_stall)
 
 
+@fault("broker killed", silent=True)
 async def kill(stage: Stage) -> None:
-    """Kill Kafka, and restart it immediately."""
+    """SIGKILL to Kafka, restarted immediately."""
     await stage.kafka.kill()
     await stage.kafka.start()
 
 
+@fault("broker away", silent=True)
 async def away(stage: Stage) -> None:
-    """Kill Kafka, and restart it after a while."""
+    """SIGKILL to Kafka, restarted {short:g} s later."""
     await stage.kafka.kill()
     await asyncio.sleep(stage.plan.short)
     await stage.kafka.start()
 
 
+@fault("delay", silent=True, proxied=True)
 async def delay(stage: Stage) -> None:
-    """Add 200 ms to every round trip to Kafka."""
+    """100 ms more to Kafka and 100 ms more back for {short:g} s."""
     stage.proxy.delay_s = 0.1
     await asyncio.sleep(stage.plan.short)
     stage.proxy.delay_s = 0.0
 
 
+@fault("throttle", silent=True, proxied=True)
 async def throttle(stage: Stage) -> None:
-    """Limit each connection to 100 kB/s."""
+    """100 kB/s on each connection to Kafka for {short:g} s."""
     stage.proxy.rate = 100_000.0
     await asyncio.sleep(stage.plan.short)
     stage.proxy.rate = None
 
 
+@fault("cuts", silent=True, proxied=True)
 async def cuts(stage: Stage) -> None:
-    """Cut connections to Kafka in the middle of a frame, repeatedly."""
+    """20 connections to Kafka reset in the middle of a frame."""
     already = stage.proxy.cuts
     for number in range(1, CUTS + 1):
         stage.proxy.cut(1)
@@ -86,8 +93,9 @@ def _has_cut(proxy: Proxy, count: int) -> bool:
     return proxy.cuts >= count
 
 
+@fault("half-open", silent=True, proxied=True)
 async def half_open(stage: Stage) -> None:
-    """Drop Kafka's side of every connection without telling the gateway, until it notices."""
+    """Kafka's side of all connections gone without notice, until the gateway has replaced them."""
     before = stage.proxy.accepted
     stage.proxy.forget()
     await asyncio.sleep(1.0)  # for responses in flight
@@ -97,15 +105,17 @@ async def half_open(stage: Stage) -> None:
     stage.seen["new connections to Kafka"] += stage.proxy.accepted - before
 
 
+@fault("black hole", silent=True, proxied=True)
 async def black_hole(stage: Stage) -> None:
-    """Pass nothing in either direction; connections can still be opened."""
+    """Nothing passes to Kafka or back for {stall:g} s; connections can still be opened."""
     stage.proxy.block()
     await asyncio.sleep(stage.plan.stall)
     stage.proxy.unblock()
 
 
+@fault("disk full", tiny=True)
 async def full_disk(stage: Stage) -> None:
-    """Fill the broker's disk; then free it and restart the broker."""
+    """Kafka's disk is full, then freed, and Kafka is restarted."""
     assert isinstance(stage.kafka, TinyKafka)
     began = stage.load.now
     with stage.kafka.full():
@@ -128,8 +138,9 @@ async def _admin(stage: Stage) -> AsyncIterator[AIOKafkaAdminClient]:
         await admin.close()
 
 
+@fault("topics made anew")
 async def topics_made_anew(stage: Stage) -> None:
-    """Delete all topics and re-create them after a while; their old messages are lost by intent."""
+    """All topics deleted and re-created; their old messages are lost by intent."""
     topics = [stage.load.topic(protocol) for protocol in PROTOCOLS]
     async with _admin(stage) as admin:
         await admin.delete_topics(topics)
@@ -146,37 +157,9 @@ async def topics_made_anew(stage: Stage) -> None:
             await create_topic(stage.kafka.bootstrap_servers, topic)
 
 
+@fault("more partitions", silent=True, by_partition=True)
 async def more_partitions(stage: Stage) -> None:
-    """Increase three partitions to nine; keys may move, and are in order within each partition."""
+    """Three partitions of each topic become nine; keys may move, and are in order within each partition."""
     async with _admin(stage) as admin:
         await admin.create_partitions({stage.load.topic(protocol): NewPartitions(9) for protocol in PROTOCOLS})
     await asyncio.sleep(stage.plan.short)
-
-
-def faults(plan: Plan) -> tuple[Fault, ...]:
-    """Return all faults of Kafka."""
-    return (
-        Fault(
-            "stall", f"SIGSTOP to Kafka for {plan.stall:g} s, within the delivery timeout", stall,
-            silent=True, recovery_s=2.0,
-        ),
-        Fault(
-            "long stall", f"SIGSTOP to Kafka for {plan.long_stall:g} s, beyond the delivery timeout"
-            f" of {plan.delivery_timeout:g} s", long_stall, all_refused=True, recovery_s=2.0,
-        ),
-        Fault("broker killed", "SIGKILL to Kafka, restarted immediately", kill, silent=True),
-        Fault("broker away", f"SIGKILL to Kafka, restarted {plan.short:g} s later", away, silent=True),
-        Fault("delay", f"100 ms more to Kafka and 100 ms more back for {plan.short:g} s", delay, silent=True,
-              proxied=True),
-        Fault("throttle", f"100 kB/s on each connection to Kafka for {plan.short:g} s", throttle, silent=True,
-              proxied=True),
-        Fault("cuts", f"{CUTS} connections to Kafka reset in the middle of a frame", cuts, silent=True, proxied=True),
-        Fault("half-open", "Kafka's side of all connections gone without notice, until the gateway has replaced them",
-              half_open, silent=True, proxied=True),
-        Fault("black hole", f"nothing passes to Kafka or back for {plan.stall:g} s", black_hole, silent=True,
-              proxied=True),
-        Fault("disk full", "Kafka's disk is full, then freed, and Kafka is restarted", full_disk, tiny=True),
-        Fault("topics made anew", "all topics deleted and re-created", topics_made_anew),
-        Fault("more partitions", "three partitions of each topic become nine", more_partitions, silent=True,
-              by_partition=True),
-    )  # fmt: skip

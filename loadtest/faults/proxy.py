@@ -6,10 +6,15 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Awaitable, Callable
 from typing import Final, cast
 
 PIECE: Final = 64 * 1024
 AHEAD: Final = 64  # pieces in transit in one direction
+
+Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Reach = Callable[[asyncio.StreamWriter], Awaitable[Peer]]
+"""Opens the connection for an accepted client; OSError if there is none for it."""
 
 
 class Pair:
@@ -31,7 +36,7 @@ class Pair:
 
 
 class Proxy:
-    """Forwards bytes to one address.
+    """Forwards the bytes of each connection to another one.
 
     Attributes:
         delay_s: delay of every piece in each direction.
@@ -40,13 +45,13 @@ class Proxy:
         cuts: number of connections that were cut.
     """
 
-    def __init__(self, target: tuple[str, int]) -> None:
-        """Prepare a proxy that does not listen yet."""
+    def __init__(self, target: tuple[str, int] | Reach) -> None:
+        """Prepare a proxy that does not listen yet, to one address or to what is opened for each client."""
         self.delay_s = 0.0
         self.rate: float | None = None
         self.accepted = 0
         self.cuts = 0
-        self._target = target
+        self._reach: Reach = target if callable(target) else lambda _: asyncio.open_connection(*target)
         self._port = 0  # a free one
         self._flows = asyncio.Event()
         self._flows.set()
@@ -101,7 +106,7 @@ class Proxy:
         pair = None
         try:
             await self._flows.wait()
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            far_reader, far_writer = await self._reach(writer)
             pair = Pair(writer, far_writer)
             self._pairs.add(pair)
             async with asyncio.TaskGroup() as group:
@@ -109,8 +114,11 @@ class Proxy:
                     due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(AHEAD)
                     group.create_task(self._take(source, due))
                     group.create_task(self._give(pair, due, drain))
-        except* (OSError, asyncio.IncompleteReadError):
-            pass  # one side has closed, so both are closed
+            for one in (far_writer, writer):
+                one.close()
+                await one.wait_closed()
+        except* OSError:
+            pass  # one side has broken, so both are cut
         finally:
             if pair is not None:
                 self._pairs.discard(pair)
@@ -141,7 +149,9 @@ class Proxy:
                     continue
                 await loop.create_future()  # never forwards anything
             if not data:
-                raise ConnectionResetError
+                if not drain.is_closing():
+                    drain.write_eof()  # the other side may still answer
+                return
             if self._to_cut and len(data) > 1:
                 self._to_cut -= 1
                 self.cuts += 1

@@ -7,20 +7,15 @@ from pathlib import Path
 
 from loadtest.engine.command import Scenario
 from loadtest.engine.stand import Stand
-from loadtest.faults import of_clients, of_cluster, of_gateway, of_kafka, pages
-from loadtest.faults.bench import Bench, Fault, Outcome, Plan
+from loadtest.faults import of_clients, of_cluster, of_gateway, of_kafka, pages  # noqa: F401 - they declare faults
+from loadtest.faults.bench import FAULTS, Bench, Outcome, Plan
 from loadtest.faults.cluster import three_brokers
 from loadtest.faults.disk import tiny_kafka
 from loadtest.faults.kafka import kafka_behind_proxy
 
 
-def table(plan: Plan) -> list[Fault]:
-    """Return all faults."""
-    return [*of_kafka.faults(plan), *of_cluster.faults(plan), *of_gateway.faults(plan), *of_clients.faults(plan)]
-
-
 async def run(stand: Stand, plan: Plan) -> None:
-    """Run all faults, or those whose name starts with one of `only`; writes `faults.md` and `faults.html`."""
+    """Run all faults, or those whose name starts with one of `only`; writes `faults.html`."""
     outcomes: list[Outcome] = []
     directory = stand.directory
     async with kafka_behind_proxy(directory / "kafka") as (kafka, proxy):
@@ -28,7 +23,7 @@ async def run(stand: Stand, plan: Plan) -> None:
             directory, plan, kafka, proxy, say=stand.say, tiny=lambda: tiny_kafka(directory / "tiny", stand.say),
             cluster=lambda: three_brokers(directory / "cluster", plan.secured),
         )  # fmt: skip
-        for fault in table(plan):
+        for fault in FAULTS:
             if plan.secured is not None and not fault.in_sync:
                 continue
             if plan.only and not any(fault.name.startswith(name) for name in plan.only):
@@ -40,7 +35,7 @@ async def run(stand: Stand, plan: Plan) -> None:
             stand.row(**outcome.row())
             stand.problems += [f"{fault.name}: {text}" for text in outcome.problems]
             write(directory, plan, outcomes)
-    stand.say(f"report: {directory / 'faults.md'}, {directory / 'faults.html'}")
+    stand.say(f"report: {directory / 'faults.html'}")
 
 
 def write(directory: Path, plan: Plan, outcomes: list[Outcome]) -> None:
@@ -52,8 +47,7 @@ def write(directory: Path, plan: Plan, outcomes: list[Outcome]) -> None:
         f" budget {plan.budget} MiB, delivery timeout {plan.delivery_timeout:g} s; load average"
         f" {os.getloadavg()[0]:.1f} at the end, {os.cpu_count()} processors."
     )
-    (directory / "faults.md").write_text(pages.markdown(outcomes, note))
-    (directory / "faults.html").write_text(pages.page(outcomes, note))
+    (directory / "faults.html").write_text(pages.page(outcomes, plan, note))
 
 
 SCENARIOS = (

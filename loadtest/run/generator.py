@@ -17,12 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import uvloop
 from hdrh.histogram import HdrHistogram
 
 from loadtest.clients import amqp, amqp_receiver, mqtt, rest
+from loadtest.clients.connection import join
+from loadtest.clients.crowd.events import EventStream
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from loadtest.numbering import Numbering
@@ -50,46 +52,20 @@ class Runs:
             self.runs.append([first, behind])
 
 
-class Listener(asyncio.Protocol):
-    """Reads server-sent events, and passes on complete ones."""
+class Listener(EventStream):
+    """Passes on complete events."""
 
     def __init__(self, path: str, fields: str, on_events: Callable[[bytes, float], None]) -> None:
-        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._request = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n{fields}\r\n".encode()
+        super().__init__(path, fields)
         self._on_events = on_events
-        self._head = b""
         self._rest = b""
-        self._transport: asyncio.Transport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the request."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        """Wait for the head and the first event (`retry`), then pass on events."""
-        if self.begun.done():
-            whole = self._rest + data
-            end = whole.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
-            self._rest = whole[end:]
-            if end:
-                self._on_events(whole[:end], time.perf_counter())
-            return
-        self._head += data
-        if b"retry:" in self._head:
-            self.begun.set_result(None)
-        elif b"\r\n\r\n" in self._head and b" 200 " not in self._head.split(b"\r\n", 1)[0]:
-            self.begun.set_exception(ConnectionRefusedError(self._head[:200].decode(errors="replace")))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The gateway closed the socket."""
-        if not self.begun.done():
-            self.begun.set_exception(exc or ConnectionResetError("connection closed"))
-
-    def close(self) -> None:
-        """Abort the connection."""
-        if self._transport is not None:
-            self._transport.abort()
+    def _events(self, data: bytes, now: float) -> None:
+        whole = self._rest + data
+        end = whole.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+        self._rest = whole[end:]
+        if end:
+            self._on_events(whole[:end], now)
 
 
 class Generator:
@@ -120,8 +96,7 @@ class Generator:
                 await asyncio.gather(*parts[first : first + AT_ONCE])
 
     async def _join(self, protocol: str, made: Any) -> None:
-        host, port = self._scenario.target.address(protocol)
-        await asyncio.get_running_loop().create_connection(lambda: made, host, port, ssl=self._tls)
+        await join(made, self._scenario.target.address(protocol), ssl=self._tls)
 
     async def _sender(self, part: int, number: int) -> None:
         plan = self._scenario.send[part]
@@ -160,7 +135,7 @@ class Generator:
             begun = one.attached
         else:
             one = Listener(f"/topics/{self._topic}/stream?format=text", self._fields, self._got)
-            begun = one.begun
+            begun = one.subscribed
         await self._join(protocol, one)
         await begun
         self._readers.append(one)

@@ -9,14 +9,13 @@ One busy AMQP link, alone and with many idle ones.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from loadtest.beside import beside
-from loadtest.clients.crowd.greedy import Greedy
+from loadtest.clients.crowd.apart import Apart, Order
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from loadtest.clients.topics import create_topic
@@ -38,7 +37,6 @@ WARM_S: Final = 1.0
 GREEDY_SIZE: Final = 4_096
 GREEDY_BYTES: Final = 250_000_000  # the most bytes per second of one greedy client with the crowd
 MOST_BYTES: Final = 60_000_000  # the most bytes per second of all: messages are prepared in advance
-IN_FLIGHT: Final = "trivium_publisher_bytes_in_flight"
 _TICK_S: Final = 0.01
 
 
@@ -117,28 +115,13 @@ async def _beside_greedy(stand: Stand, gateway: GatewayProcess, plan: Plan, kind
     await _modest(gateway, quiet, 3, 10.0, WARM_S)
     alone = await _modest(gateway, quiet, 3, 10.0, plan.seconds)
     _compare(stand, f"{kind}: alone", alone, None)
-    flood = await Greedy.start(gateway.address("mqtt"), flooded, plan.greedy, plan.size)
+    flood = await Apart.start(gateway.address("mqtt"), Order(flooded, size=plan.size, greedy=plan.greedy))
     try:
         await asyncio.sleep(WARM_S)
-        async with _most_in_flight(gateway) as most:
-            waits = await _modest(gateway, quiet, 3, 10.0, plan.seconds)
+        waits = await _modest(gateway, quiet, 3, 10.0, plan.seconds)
     finally:
         await flood.stop()
-    _compare(stand, f"{kind}: {plan.greedy} greedy clients", waits, alone, **{"MiB in flight": most[0] // MIB})
-
-
-@contextlib.asynccontextmanager
-async def _most_in_flight(gateway: GatewayProcess) -> AsyncIterator[list[int]]:
-    """Measure the most bytes in flight to Kafka during the block, every half second."""
-    most = [0]
-
-    async def look() -> None:
-        while True:
-            most[0] = max(most[0], int((await gateway.metrics()).get(IN_FLIGHT, 0)))
-            await asyncio.sleep(0.5)
-
-    async with beside(look()):
-        yield most
+    _compare(stand, f"{kind}: {plan.greedy} greedy clients", waits, alone)
 
 
 async def _crowd(stand: Stand, gateway: GatewayProcess, plan: Plan) -> None:

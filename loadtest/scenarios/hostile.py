@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 import secrets
 import time
@@ -19,9 +20,9 @@ from typing import Final, NamedTuple
 import aiohttp
 from aiokafka.client import AIOKafkaClient
 
-from loadtest.clients.crowd.modest import Modest
-from loadtest.clients.hostile.amqp_record import record
-from loadtest.clients.hostile.storms import Attacks, Conversations, Fuzz, Requests
+from loadtest.clients.crowd.apart import Apart, Order
+from loadtest.clients.hostile import amqp_damage, http_damage
+from loadtest.clients.hostile.storm import Storm
 from loadtest.clients.hostile.strangers import TOPIC, Strangers
 from loadtest.clients.topics import create_topic
 from loadtest.engine.command import Scenario
@@ -68,17 +69,57 @@ async def _assault(stand: Stand, gateway: GatewayProcess, attacks: Callable[[flo
     })  # fmt: skip
 
 
+class Fuzz(NamedTuple):
+    """Parameters.
+
+    Attributes:
+        seconds: the duration.
+        at_once: connections at the same time.
+        seed: of all random choices.
+        first: number of the first conversation; each depends only on the seed and its number.
+        silent: share of conversations that end in silence, which the gateway must close.
+    """
+
+    seconds: float = 600.0
+    at_once: int = 20
+    seed: int = 0
+    first: int = 0
+    silent: float = 0.005
+
+
 async def fuzz(stand: Stand, plan: Fuzz) -> None:
-    """Record real clients, damage what they say."""
+    """Damage what real clients say."""
     async with stand.gateway(SETTINGS) as gateway:
-        topic = f"fuzz-{secrets.token_hex(4)}"
+        topic = amqp_damage.TOPIC.format(secrets.randbits(32))
         for name in (topic, REPLIES):
             await create_topic(gateway.kafka, name)
-        address = gateway.address("amqp")
-        conversations = Conversations(stand.problems.append, address, await record(address, topic), plan)
-        await _assault(stand, gateway, conversations.storm)
+        recordings, numbers = amqp_damage.recordings(topic), itertools.count(plan.first)
+        storm = Storm(
+            gateway.address("amqp"), plan.seed, lambda rng: amqp_damage.hostile(recordings, rng, plan.silent),
+            amqp_damage.judged, stand.problems.append,
+        )  # fmt: skip
+
+        async def rage(share: float) -> None:
+            until = time.monotonic() + plan.seconds * share
+            await storm.rage(itertools.takewhile(lambda _: time.monotonic() < until, numbers), plan.at_once)
+
+        await _assault(stand, gateway, rage)
         stand.problems += [f"the log says {line[:2000]}" for line in ERROR.findall(gateway.log.read_text())[:3]]
-    stand.rows[-1] |= dict(conversations.ended)
+    stand.rows[-1] |= dict(storm.ended)
+
+
+class Requests(NamedTuple):
+    """Parameters.
+
+    Attributes:
+        requests: number of attacks.
+        at_once: at the same time.
+        seed: of all random choices.
+    """
+
+    requests: int = 10_000
+    at_once: int = 20
+    seed: int = 0
 
 
 async def hostile(stand: Stand, plan: Requests) -> None:
@@ -87,10 +128,17 @@ async def hostile(stand: Stand, plan: Requests) -> None:
         run = secrets.token_hex(4)
         for topic in (f"target-{run}", f"silent-{run}"):
             await create_topic(gateway.kafka, topic, 1)
-        attacks = Attacks(stand.problems.append, gateway.address("http"), (f"target-{run}", f"silent-{run}"), plan)
-        await _assault(stand, gateway, attacks.storm)
+        storm, numbers = Storm(
+            gateway.address("http"), plan.seed, lambda rng: http_damage.attack(rng, f"target-{run}", f"silent-{run}"),
+            http_damage.judged, stand.problems.append,
+        ), itertools.count()  # fmt: skip
+
+        async def rage(share: float) -> None:
+            await storm.rage(itertools.islice(numbers, round(plan.requests * share)), plan.at_once)
+
+        await _assault(stand, gateway, rage)
         await settled(stand, gateway, await figures(gateway), POOLED, BACK)
-    stand.rows[-1] |= dict(sorted(attacks.statuses.items()))
+    stand.rows[-1] |= dict(sorted(storm.ended.items()))
 
 
 class Long(NamedTuple):
@@ -122,12 +170,12 @@ async def strangers(stand: Stand, plan: Long) -> None:
         http = await stack.enter_async_context(aiohttp.ClientSession(f"http://{gateway.addresses['http']}"))
         others = Strangers(gateway, kafka, http)
         async with honest(stand, gateway) as load, asyncio.TaskGroup() as group:
-            modest = [await Modest.start(*gateway.address("mqtt"), TOPIC, pause_s) for pause_s in (0.05, 1.0)]
+            modest = [await Apart.start(gateway.address("mqtt"), Order(TOPIC, rate=rate)) for rate in (20.0, 1.0)]
             tasks = [group.create_task(others.run(kind)) for kind in others.kinds]
-            begun, end = time.monotonic(), load.now + plan.minutes * 60
+            begun, end = time.perf_counter(), load.now + plan.minutes * 60
             while load.now < end:
                 await asyncio.sleep(min(plan.every, max(0.0, end - load.now)))
-                now = time.monotonic()
+                now = time.perf_counter()
                 for client in modest:
                     await client.answered(now)
                 waited = Latencies()

@@ -80,16 +80,11 @@ def _add_mqtt(rounds: Rounds, plan: Plan) -> None:
     kept: list[Any] = []
     for qos in (1, 2):
         for sends in (KeptPublisher,) * plan.senders + (PahoPublisher,):
-            number = len(rounds.senders)
-            kept.append(
-                sends(
-                    address, f"{name}-sender-{number}", f"{rounds.topic}/sender-{number}", qos=qos,
-                    payload=rounds.payload_of(number), on_ack=rounds.acknowledged_to(number), window=plan.window,
-                )
-            )  # fmt: skip
-            rounds.senders.append(kept[-1])
+            messages = rounds.messages()
             if qos == 2:
-                rounds.exact.add(number)
+                rounds.exact.add(len(rounds.senders))
+            kept.append(sends(address, f"{name}-{messages.key}", rounds.topic, messages, qos=qos))
+            rounds.senders.append(kept[-1])
     for qos in (1, 2):
         for number, makes in enumerate((KeptSubscriber,) * plan.subscribers + (PahoSubscriber,) * (qos == 2)):
             arrivals = Arrivals(rounds.numbering)
@@ -103,13 +98,8 @@ def _add_mqtt(rounds: Rounds, plan: Plan) -> None:
 def _add_amqp(rounds: Rounds, plan: Plan) -> None:
     address, name, topic = rounds.gateway.address("amqp"), rounds.numbering.run, rounds.topic
     for sends in (KeptSender,) * plan.senders + (ProtonSender,):
-        number = len(rounds.senders)
-        rounds.senders.append(
-            sends(
-                address, f"{name}-sender-{number}", topic, key=f"sender-{number}",
-                payload=rounds.payload_of(number), on_accepted=rounds.acknowledged_to(number), window=plan.window,
-            )
-        )  # fmt: skip
+        messages = rounds.messages()
+        rounds.senders.append(sends(address, f"{name}-{messages.key}", topic, messages))
     named, shared = f"{topic}/group.id/{name}-named", ("shared", "global", "topic")
     for group, receives, container, link, source, durable, capabilities in (
         (topic, KeptReceiver, "queue-1", "q", topic, False, ("queue",)),

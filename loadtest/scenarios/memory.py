@@ -22,14 +22,14 @@ from loadtest.beside import beside, in_turn
 from loadtest.clients import amqp_wire
 from loadtest.clients.amqp_wire import GREETING, SASL_OUTCOME, attach_receiver, attach_sender
 from loadtest.clients.crowd.opening import Opening, Step, opened
-from loadtest.clients.joining import join
 from loadtest.clients.kept.mqtt import EXPIRY_S, KeptSubscriber
-from loadtest.clients.mqtt import Publisher, Subscriber, publishes
+from loadtest.clients.mqtt import Publisher, publishes
 from loadtest.clients.mqtt_wire import connect_packet, subscribe_packet
 from loadtest.clients.pace import Pace
 from loadtest.clients.topics import create_topic
 from loadtest.engine.command import Scenario
 from loadtest.engine.stand import Stand
+from loadtest.engine.steady import Steady, send_and_verify
 from loadtest.engine.waiting import until
 from loadtest.gateway import GatewayProcess, loop_cpu, process_cpu, process_resident
 from loadtest.numbering import Numbering
@@ -158,8 +158,7 @@ async def _sessions(stand: Stand, gateway: GatewayProcess, plan: Crowd) -> None:
     async def make(number: int) -> None:
         data = connect_packet(f"{topic}-{number}", session_expiry_s=EXPIRY_S) + subscribe_packet(1, [(f"{topic}/#", 1)])
         one = await opened(Opening("mqtt", [Step(data, [CONNACK, SUBACK]), Step(DISCONNECT)]), address)
-        if one.transport is not None:
-            one.transport.close()
+        one.close()
 
     async def leave() -> None:
         await in_turn(range(len(kept), plan.sessions), make)
@@ -211,7 +210,7 @@ class Silence(NamedTuple):
         at_once: connections opened at the same time.
         keep_alive: seconds; each client pings once in it.
         watch: seconds of silence in which CPU is measured.
-        messages: to one client, at QoS 1, 100 in flight.
+        messages: of one publisher at QoS 1, 100 in flight.
         settle: pause in seconds before memory is measured.
     """
 
@@ -277,7 +276,7 @@ async def idle(stand: Stand, plan: Silence) -> None:
         pid, topic = gateway.pid, f"idle-{Numbering().run}"
         await create_topic(gateway.kafka, topic)
         crowd = Idle(gateway, topic, plan)
-        await _publish(gateway, topic, plan.messages)  # warm up
+        await _publish(gateway, plan.messages)  # warm up
         await asyncio.sleep(plan.settle)
         empty = process_resident(pid)
         async with beside(crowd.ping()):
@@ -289,13 +288,13 @@ async def idle(stand: Stand, plan: Silence) -> None:
                 each, quiet, began = (process_resident(pid) - empty) / size, loop_cpu(pid), time.perf_counter()
                 await asyncio.sleep(plan.watch)
                 quiet = (loop_cpu(pid) - quiet) / (time.perf_counter() - began)
-                gone = sum(one.transport is None for one in crowd.clients)
+                gone = sum(not one.is_open for one in crowd.clients)
                 stand.check(not gone, f"{gone} connections were lost")
                 stand.row(**{
                     "connections": size, "connects per second": round(count / took),
                     "cpu us of each": round(used / count * 1e6), "idle cpu %": round(quiet * 100, 2),
                     "bytes each": round(each), **await _scrape(gateway),
-                    **await _publish(gateway, topic, plan.messages),
+                    **await _publish(gateway, plan.messages),
                     "gone": gone,
                 })  # fmt: skip
         for one in crowd.clients:
@@ -313,30 +312,13 @@ async def _scrape(gateway: GatewayProcess) -> dict[str, Any]:
     return {"/metrics ms": round(statistics.median(took) * 1000, 1), "its KiB": round(size / 1024)}
 
 
-async def _publish(gateway: GatewayProcess, topic: str, messages: int) -> dict[str, Any]:
-    """Measure the cost of messages from one publisher to one client."""
-    came, address = 0, gateway.address("mqtt")
-
-    def take(_: bytes) -> None:
-        nonlocal came
-        came += 1
-
-    reader = await join(Subscriber(f"{topic}-reader", f"{topic}/one", 1, take), address)
-    await reader.subscribed
-    packets = publishes(f"{topic}/one", [b"%0100d" % one for one in range(messages)])
-    publisher = Publisher(f"{topic}-publisher", packets, Pace(100, None))
-    await publisher.join(address)
-    used, began = process_cpu(gateway.pid), time.perf_counter()
-    publisher.start()
-    await publisher.finished
-    await until(lambda: came >= messages, "its messages", LIMIT_S)
-    used, took = process_cpu(gateway.pid) - used, time.perf_counter() - began
-    publisher.close()
-    reader.close()
+async def _publish(gateway: GatewayProcess, messages: int) -> dict[str, Any]:
+    """Measure the cost of one publisher's messages."""
+    measured, _ = await send_and_verify(Steady("mqtt", 1, 100, messages), gateway)
     return {
-        "cpu us/msg": round(used / messages * 1e6, 1),
-        "messages per second": round(messages / took),
-        "PUBACK p99 ms": publisher.latencies.milliseconds(99),
+        "cpu us/msg": round(measured.cpu_us, 1),
+        "messages per second": round(messages / measured.seconds),
+        "PUBACK p99 ms": measured.latencies.milliseconds(99),
     }
 
 

@@ -15,7 +15,7 @@ from loadtest.clients.amqp_messages import encodings, jms_text, many_keys, minim
 from loadtest.clients.topics import create_topic
 from loadtest.engine.command import Scenario
 from loadtest.engine.fan_out import Fan
-from loadtest.engine.rows import BAD, Columns, Draining, Polling, RoundTrip, Row, Through, Uploading, measure
+from loadtest.engine.rows import BAD, Columns, Draining, Polling, Row, Through, Uploading, measure
 from loadtest.engine.stand import Stand
 from loadtest.engine.steady import Steady
 from loadtest.gateway import GatewayProcess
@@ -74,7 +74,7 @@ TABLES: Final[Mapping[str, Mapping[str, Row]]] = {
         "in, 10 links x 100": _sending(10, 100, 600_000),
         "in, 1 link x 1,000": _sending(1, 1000, 300_000),
         "in, 100 links x 100": _sending(100, 100, 400_000),
-        "in, 1 in flight, beside aiokafka": RoundTrip(4_000),
+        "in, 1 in flight": _sending(1, 1, 4_000),
         "out, 10 receivers of all, settled": Draining(10, 100_000, settled=True),
         "out, 10 receivers of all, accepted": Draining(10, 100_000),
         "out, 10 receivers of a queue, accepted": Draining(10, 300_000, queue=True),

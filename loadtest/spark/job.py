@@ -13,13 +13,13 @@ from typing import Any, Self
 
 from loadtest.gateway import process_cpu
 from loadtest.spark.readings import Topics
-from loadtest.start import start_process
+from loadtest.start import Child, start_process
 
 READY_S = 400.0
 STOP_S = 180.0
 
 
-class Job:
+class Job(Child):
     """`trivium spark run max-temperature` on its own topics, or `trivium spark run FILE`.
 
     Attributes:
@@ -53,7 +53,6 @@ class Job:
             "--ready-file", str(self._ready), *(["--quick-start"] if quick_start else []),
             *(own if file is None else []), *options,
         ]  # fmt: skip
-        self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start it, and wait until it reads."""
@@ -86,10 +85,9 @@ class Job:
 
     async def wait_until(self, condition: Callable[[], bool], limit_s: float) -> None:
         """Wait for a condition; RuntimeError if the job ended, TimeoutError after `limit_s`."""
-        assert self._process is not None
         async with asyncio.timeout(limit_s):
             while not condition():
-                if self._process.returncode is not None:
+                if not self.is_running:
                     raise RuntimeError(f"the job ended: {self._log.read_text()[-2000:]}")
                 await asyncio.sleep(0.1)
 
@@ -102,8 +100,7 @@ class Job:
 
     def cpu(self) -> float:
         """Return the CPU seconds of the job and its JVM so far (Linux)."""
-        assert self._process is not None
-        return sum(process_cpu(process) for process in (self._process.pid, *self._children()))
+        return sum(process_cpu(process) for process in (self.pid, *self._children()))
 
     def most_resident(self) -> int:
         """Return the peak resident memory of its JVM, bytes (Linux)."""
@@ -113,9 +110,7 @@ class Job:
         return max(map(int, peaks)) * 1024
 
     def _children(self) -> list[int]:
-        assert self._process is not None
-        pid = self._process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [int(child) for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
     def batches(self) -> list[dict[str, Any]]:
         """Return the reports of non-empty batches of all its runs."""
@@ -127,13 +122,12 @@ class Job:
 
     async def kill(self) -> None:
         """Kill the job and its JVM with SIGKILL, if it runs."""
-        if self._process is not None and self._process.returncode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
+        if self.is_running:
+            os.killpg(self.pid, signal.SIGKILL)
+            await self.ended()
 
-    async def stop(self) -> int:
+    async def stopped(self) -> int:
         """Stop the job cleanly, and return its exit code."""
-        assert self._process is not None
-        self._process.terminate()
+        self.send_signal(signal.SIGTERM)
         async with asyncio.timeout(STOP_S):
-            return await self._process.wait()
+            return await self.ended()

@@ -72,7 +72,7 @@ async def run(stand: Stand, plan: Plan) -> None:
             await job.start()
             await job.wait_until(lambda job=job: job.rows() >= plan.records, LIMIT_S)  # type: ignore[misc]
             seconds, memory = time.monotonic() - began, job.most_resident()
-            code = await job.stop()
+            code = await job.stopped()
         found = await asyncio.to_thread(lake.read)
         stand.row(**{
             "": name, "rows": found.rows, "bytes each": plan.size, "distinct": found.distinct,

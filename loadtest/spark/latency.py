@@ -12,9 +12,10 @@ import json
 import time
 from typing import Final, Literal, NamedTuple
 
-from loadtest.clients.crowd.single import SinglePublisher
-from loadtest.clients.joining import join
-from loadtest.clients.mqtt import Subscriber
+from loadtest.clients.connection import join
+from loadtest.clients.mqtt import LAST_ID, Publisher, Subscriber, packet_id
+from loadtest.clients.mqtt_wire import publish_packet
+from loadtest.clients.pace import Pace
 from loadtest.engine.command import Scenario
 from loadtest.engine.stand import Stand
 from loadtest.gateway import GatewayProcess
@@ -50,6 +51,26 @@ class Plan(NamedTuple):
     interval: str | None = None
     p50: float = 60.0
     p99: float = 150.0
+
+
+class Sensors(Publisher):
+    """The sensors of one connection: a reading is published at QoS 1 when its time has come."""
+
+    def __init__(self, client_id: str) -> None:
+        self._readings: list[bytes] = []
+        super().__init__(client_id, self._readings, Pace(LAST_ID, None))
+        self.pace.start()
+
+    @property
+    def unanswered(self) -> int:
+        """The number of readings without a PUBACK of success."""
+        return self.total - self.answered + sum(self.refused.values())
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Publish one reading; on a closed connection it stays unanswered."""
+        self._readings.append(publish_packet(topic, payload, 1, packet_id(self.total)))
+        self.total += 1
+        self.push()
 
 
 class Tally:
@@ -106,11 +127,11 @@ async def _measure(stand: Stand, plan: Plan, trigger: str, gateway: GatewayProce
         sent = await _send(senders, tally, topics.source, plan)
         await _settled(senders, tally)
         cpu_s, seconds = job.cpu() - cpu, time.monotonic() - began
-        refused = sum(sender.refused + sender.unanswered for sender in senders) + subscriber.lost.done()
+        refused = sum(sender.unanswered for sender in senders) + (subscriber.lost is not None)
         subscriber.close()
         for sender in senders:
             sender.close()
-        code = await job.stop()
+        code = await job.stopped()
     p50, p99, p999, longest = (tally.latencies.milliseconds(percent) for percent in (50, 99, 99.9, 100))
     stand.row(**{
         "trigger": trigger, "readings": sent, "per second": round(sent / (plan.warm_up + plan.seconds)),
@@ -127,12 +148,12 @@ async def _measure(stand: Stand, plan: Plan, trigger: str, gateway: GatewayProce
 
 async def _connect(
     gateway: GatewayProcess, topics: Topics, plan: Plan, tally: Tally
-) -> tuple[list[SinglePublisher], Subscriber]:
+) -> tuple[list[Sensors], Subscriber]:
     """Connect the sensors last, since only their messages keep them alive, and the subscriber to the results."""
     address = gateway.address("mqtt")
     subscriber = await join(Subscriber("results", f"{topics.target}/#", 1, tally.result), address)
     senders = [
-        await join(SinglePublisher(f"sensors-{number}"), address)
+        await join(Sensors(f"sensors-{number}"), address)
         for number in range(-(-plan.sensors // SENSORS_OF_A_CONNECTION))
     ]
     async with asyncio.timeout(CONNECT_S):
@@ -140,16 +161,17 @@ async def _connect(
     return senders, subscriber
 
 
-async def _settled(senders: list[SinglePublisher], tally: Tally) -> None:
+async def _settled(senders: list[Sensors], tally: Tally) -> None:
     """Wait until everything is acknowledged and has arrived, for at most `SETTLE_S`."""
     deadline = time.monotonic() + SETTLE_S
     while True:
-        if time.monotonic() > deadline or not (tally.missing or any(sender.unanswered for sender in senders)):
+        waiting = tally.missing or any(sender.answered < sender.total for sender in senders)
+        if not waiting or time.monotonic() > deadline:
             return
         await asyncio.sleep(0.1)
 
 
-async def _send(senders: list[SinglePublisher], tally: Tally, topic: str, plan: Plan) -> int:
+async def _send(senders: list[Sensors], tally: Tally, topic: str, plan: Plan) -> int:
     """Send evenly at the plan's rate; return the number of readings."""
     sent, began, counts = 0, time.monotonic(), False
     while (elapsed := time.monotonic() - began) < plan.warm_up + plan.seconds:

@@ -1,13 +1,11 @@
 """Kills every job that survives kills, each at another moment, while records arrive; one engine, a declaration a job.
 
-- max-temperature, in micro-batches and in real time: every window must be right, and every reading that is far too late
-  in a window or in a dead letter.
+- max-temperature, in micro-batches, in real time, on a backlog and on a cluster: see `windows`.
 - last-known: its topic must have the newest value of every device; in micro-batches no device may ever go back.
 - archives: an independent reader reads all the time; it must see each record once, and none missing before another.
   Every second `maintain` is killed too. At the end the archive has all records of the log.
 
-A kill waits only for its moment: of a start, a batch, a commit, a scan for rejects. So a step of a millisecond is hit
-as often as one of seconds. A proof that fails, or takes too long, does not stop the others.
+A proof that fails, or takes too long, does not stop the others.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,17 +29,17 @@ from loadtest.beside import beside
 from loadtest.clients.pace import at_rate
 from loadtest.engine.command import Scenario
 from loadtest.engine.stand import Stand
-from loadtest.spark.job import Job
 from loadtest.spark.lakes import FORMATS, Parquet
-from loadtest.spark.readings import LATE, Sender, Topics, make_topics, settled
+from loadtest.spark.proof import Plan, Proof
+from loadtest.spark.readings import Topics, make_topics
+from loadtest.spark.windows import Backlog, OnCluster, Windows
 from loadtest.start import start_process
 from loadtest.verify import stored
 
 SENSORS: Final = 50
 DEVICES: Final = 200
 EVERY: Final = 50
-"""One in this many readings is far too late; of values, one has none: as the newest one it deletes its device."""
-LATE_MS: Final = 120_000
+"""One in this many values is none: as the newest one it deletes its device."""
 SHUFFLED_MS: Final = 3_000
 SETTLE_S: Final = 300.0
 CREATION_TIME: Final = "creation-time"
@@ -62,106 +60,6 @@ run = {{ checkpoint = "{checkpoint}", max_offsets_per_trigger = 2000 }}
 """
 UPKEEP_S: Final = 300.0
 UPKEEP_PAUSE_S: Final = 3.0
-
-
-KILL_POLL_S: Final = 0.002
-"""Interval of checkpoint polls; short enough to see a file under its temporary name before it is committed."""
-PATIENCE_S: Final = 15.0
-"""How long to wait for the target after the job reads; then the job is killed anyway."""
-FIRST_START_S: Final = 12.0
-"""The assumed duration of the first start."""
-
-
-class Plan(NamedTuple):
-    """Parameters.
-
-    Attributes:
-        kills: of each proof.
-        together: proofs that run at the same time.
-        proof_limit: seconds after which a proof is stopped.
-        only: only this proof, by the name in its verdict; repeatable.
-        seed: of all random choices.
-    """
-
-    kills: int = 20
-    together: int = 2
-    proof_limit: float = 1_200.0
-    only: tuple[str, ...] = ()
-    seed: int = 0
-
-
-class Proof:
-    """A job that is killed, what is sent to it, and what must hold in the end.
-
-    Attributes:
-        rate: records per second.
-        trigger: of the job.
-        scans: whether the job scans for rejects (`spark_sinks.run.reject_scanner`).
-        compacted: whether the topic of its results is compacted.
-    """
-
-    rate = 200
-    scans = True
-    compacted = False
-
-    def __init__(self, name: str, trigger: str = "micro-batch") -> None:
-        self.name = name
-        self.trigger = trigger
-
-    def prepare(self, bootstrap: str, topics: Topics, directory: Path, rng: random.Random) -> None:
-        """Take what the proof runs on."""
-        self.bootstrap, self.topics, self.directory, self.rng = bootstrap, topics, directory, rng
-
-    @property
-    def job_file(self) -> str | None:
-        """The text of its job file; None for max-temperature."""
-        return None
-
-    def job(self) -> Job:
-        """Return the job, not started."""
-        options = ["--trigger", self.trigger, *(["--interval", "5s"] if self.trigger == "real-time" else [])]
-        if self.job_file is None:  # time passes between kills, and only the intended readings may become late
-            return Job(self.bootstrap, self.topics, self.directory, "--watermark", "60s", *options)
-        file = self.directory / "job.toml"
-        file.write_text(self.job_file)
-        return Job(self.bootstrap, self.topics, self.directory, *options, file=file)
-
-    async def send(self, producer: AIOKafkaProducer) -> None:
-        """Send records at the rate until cancelled."""
-        raise NotImplementedError
-
-    @contextlib.asynccontextmanager
-    async def beside(self) -> AsyncIterator[None]:
-        """Do what goes on beside the job."""
-        yield
-
-    async def verdict(self) -> tuple[object, bool]:
-        """Return what was found, and whether nothing was violated; waits until the job has caught up."""
-        raise NotImplementedError
-
-    async def after(self) -> tuple[object, bool]:
-        """Return the same of what is checked after the job's end."""
-        return "", True
-
-
-class Windows(Proof):
-    """max-temperature."""
-
-    async def send(self, producer: AIOKafkaProducer) -> None:
-        """Send readings, some far too late."""
-        self.sender = Sender(producer, self.topics.source)
-        async for number in at_rate(self.rate):
-            now = int(time.time() * 1000)
-            if number % EVERY:
-                at = now - self.rng.randrange(3_000)
-                await self.sender.send(f"s{number % SENSORS}", self.rng.uniform(-20, 40), at)
-            else:
-                await self.sender.send(f"{LATE}{number}", 99.5, now - LATE_MS)
-
-    async def verdict(self) -> tuple[object, bool]:
-        """Compare the windows."""
-        found = await settled(self.bootstrap, self.topics, self.sender, 60)
-        return found, found.kept
 
 
 class Value(NamedTuple):
@@ -238,9 +136,9 @@ class Archive(Proof):
     rate = 1_000
     scans = False
 
-    def prepare(self, bootstrap: str, topics: Topics, directory: Path, rng: random.Random) -> None:
+    def prepare(self, bootstrap: str, topics: Topics, directory: Path, plan: Plan) -> None:
         """Make the lake."""
-        super().prepare(bootstrap, topics, directory, rng)
+        super().prepare(bootstrap, topics, directory, plan)
         self.lake = FORMATS[self.name](directory)
         self.reads = self.rows = self.repeated = self.maintained = self.killed = 0
         self.wrong: list[str] = []
@@ -340,79 +238,11 @@ class Archive(Proof):
             self.wrong.append(f"maintain ended with {process.returncode}: {output.decode().strip()}")
 
 
-class Moment(NamedTuple):
-    """The target of a kill."""
-
-    name: str
-    place: str | None  # file or directory in a query's checkpoint whose change starts the moment; None: the launch
-    within_s: float  # latest kill after that
-
-
-START: Final = Moment("start", None, 0.0)
-MOMENTS: Final = (
-    START,
-    Moment("batch", "offsets", 1.0),  # the batch is planned
-    Moment("commit", "commits", 0.005),
-    Moment("any", "offsets", 4.0),
-)
-SCAN: Final = Moment("scan", "examined", 0.02)
-
-
-def moments(rng: random.Random, *, scans: bool) -> Iterator[Moment]:
-    """Yield moments forever, each kind equally often in random order; `scans` includes the scan for rejects."""
-    kinds = (*MOMENTS, SCAN) if scans else MOMENTS
-    while True:
-        yield from rng.sample(kinds, len(kinds))
-
-
-async def kill_rounds(
-    job: Job, kills: int, rng: random.Random, *, scans: bool, on_kill: Callable[[int, str], None]
-) -> None:
-    """Start and kill the job `kills` times.
-
-    Args:
-        job: not running, before and after.
-        kills: number of kills.
-        rng: chooses the moments.
-        scans: whether the job scans for rejects (`spark_sinks.run.reject_scanner`).
-        on_kill: called with the number and the target of each kill.
-    """
-    took = FIRST_START_S
-    for number, moment in zip(range(1, kills + 1), moments(rng, scans=scans), strict=False):
-        began = time.monotonic()
-        await job.launch()
-        if moment.place is None:
-            await asyncio.sleep(rng.uniform(0, took))
-        else:
-            await job.wait_ready()
-            took = time.monotonic() - began
-            await _changed(job.checkpoint, moment.place)
-            await asyncio.sleep(rng.uniform(0, moment.within_s))
-        await job.kill()
-        on_kill(number, moment.name)
-
-
-async def _changed(checkpoint: Path, place: str) -> None:
-    """Wait for a change in the checkpoints of a job's queries, for at most `PATIENCE_S`."""
-    before, deadline = _state(checkpoint, place), time.monotonic() + PATIENCE_S
-    while _state(checkpoint, place) == before and time.monotonic() < deadline:  # noqa: ASYNC110 - there is no event to wait for
-        await asyncio.sleep(KILL_POLL_S)
-
-
-def _state(checkpoint: Path, place: str) -> set[tuple[str, int]]:
-    """Return the modification times of the files or directories with this name."""
-    found = set()
-    for query in checkpoint.iterdir() if checkpoint.is_dir() else ():
-        try:
-            found.add((query.name, (query / place).stat().st_mtime_ns))
-        except (FileNotFoundError, NotADirectoryError):  # missing, or just being replaced
-            continue
-    return found
-
-
 PROOFS: Final[Mapping[str, Callable[[], Proof]]] = {
     "max-temperature": lambda: Windows("max-temperature"),
     "max-temperature in real time": lambda: Windows("max-temperature", "real-time"),
+    "backlog": lambda: Backlog("backlog", "real-time"),
+    "cluster": lambda: OnCluster("cluster"),
     "last-known": lambda: LastKnown("last-known"),
     "last-known in real time": lambda: LastKnown("last-known", "real-time"),
     **{name: (lambda name=name: Archive(name)) for name in FORMATS},  # type: ignore[misc]
@@ -420,24 +250,17 @@ PROOFS: Final[Mapping[str, Callable[[], Proof]]] = {
 
 
 async def prove(proof: Proof, bootstrap: str, directory: Path, plan: Plan) -> str | None:
-    """Kill, finish, compare; return what was violated, or None."""
-    rng = random.Random(plan.seed)
-    proof.prepare(bootstrap, await make_topics(bootstrap, compacted=proof.compacted), directory, rng)
-
-    def on_kill(kill: int, moment: str) -> None:
-        print(f"{proof.name}, {proof.trigger}: kill {kill} of {plan.kills} ({moment})", flush=True)
-
+    """Have the job suffer, let it finish, compare; return what was violated, or None."""
+    proof.prepare(bootstrap, await make_topics(bootstrap, compacted=proof.compacted), directory, plan)
     async with proof.job() as job, proof.beside():
         async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer:
             async with beside(proof.send(producer)):
-                await kill_rounds(job, plan.kills, rng, scans=proof.scans, on_kill=on_kill)
-                await job.start()
-                await asyncio.sleep(5)
+                await proof.suffer(job)
             await producer.flush()
         found, kept = await proof.verdict()
-        code = await job.stop()
+        code = await job.stopped()
     last, whole = await proof.after()
-    print(f"{proof.name}, {proof.trigger}, {plan.kills} kills: {found} {last}", flush=True)
+    print(f"{proof.name}, {proof.trigger}: {found} {last}", flush=True)
     return None if kept and whole and code == 0 else f"{found} {last}, exit code {code}"
 
 

@@ -24,6 +24,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gateway.embedded.jars import ensure_jars
+from loadtest.engine.command import Scenario
+from loadtest.engine.stand import Stand
 from loadtest.gateway import process_cpu
 from loadtest.spark.filling import fill, in_turn
 from loadtest.spark.readings import Topics, make_topics
@@ -73,13 +75,21 @@ LAKES: Final = {
 
 
 class Plan(NamedTuple):
-    """Parameters and limits."""
+    """Parameters.
 
-    readings: int
-    rounds: int
-    step_s: float  # time limit of a step
-    least: tuple[tuple[str, float], ...] = ()  # steps, and the records per CPU second that each must reach
-    only: tuple[str, ...] = ()  # names of steps; empty for all
+    Attributes:
+        readings: of each step; ten million take 2 GB of disk.
+        rounds: of each step; the median counts.
+        step_limit: seconds after which a step is stopped.
+        step: only this step; repeatable.
+        least: STEP=RATE, the records per CPU second that a step must reach; repeatable.
+    """
+
+    readings: int = 400_000
+    rounds: int = 3
+    step_limit: float = 600.0
+    step: tuple[str, ...] = ()
+    least: tuple[str, ...] = ()
 
 
 class Measured(NamedTuple):
@@ -110,21 +120,22 @@ class Measured(NamedTuple):
 Start = Callable[[Topics, Path], StreamingQuery]
 
 
-async def run(bootstrap: str, plan: Plan) -> int:
-    """Fill two topics, run the steps in turn, print medians; 0 if every step read all that its time allowed."""
+async def run(stand: Stand, plan: Plan) -> None:
+    """Fill two topics, run the steps in turn; every step must read all that its time allows, and be fast enough."""
+    bootstrap = await stand.kafka()
     warm, topics = await make_topics(bootstrap, PARTITIONS), await make_topics(bootstrap, PARTITIONS)
     began = time.monotonic()
     for topic, count in ((warm.source, min(WARM_UP, plan.readings)), (topics.source, plan.readings)):
         await fill(bootstrap, topic, PARTITIONS, in_turn(count, SENSORS, STEP_MS))
-    print(f"filled with {plan.readings:,} readings in {time.monotonic() - began:.0f} s", flush=True)
+    stand.say(f"filled with {plan.readings:,} readings in {time.monotonic() - began:.0f} s")
     spark = session(
         "rates", master="local[2]", jars=ensure_jars("spark"), log_level="ERROR", driver_memory="2g",
         conf={"spark.sql.streaming.numRecentProgressUpdates": "10000"}, java_options=WHOLE_HEAP,
     )  # fmt: skip
-    steps = {name: step for name, step in _steps(spark, bootstrap).items() if not plan.only or name in plan.only}
+    steps = {name: step for name, step in _steps(spark, bootstrap).items() if not plan.step or name in plan.step}
     measured: dict[str, list[Measured]] = {name: [] for name in steps}
-    least = dict(plan.least)
-    kept = steps.keys() >= set(plan.only)
+    least = {step: float(rate) for step, _, rate in (one.rpartition("=") for one in plan.least)}
+    stand.check(steps.keys() >= set(plan.step), f"the steps are {', '.join(_steps(spark, bootstrap))}")
     for turn in range(plan.rounds):
         for name, step in steps.items():
             if not turn:
@@ -133,25 +144,23 @@ async def run(bootstrap: str, plan: Plan) -> int:
             one = _run(spark, step, topics, plan)
             wall = time.monotonic() - began
             measured[name].append(one)
-            kept &= one.rows > 0 and (not one.whole or one.rows == plan.readings)
-            note = "" if one.whole else f", stopped after {plan.step_s:g} s"
-            print(
+            read_all = one.rows > 0 and (not one.whole or one.rows == plan.readings)
+            stand.check(read_all, f"{name}: {one.rows:,} records of {plan.readings:,}")
+            note = "" if one.whole else f", stopped after {plan.step_limit:g} s"
+            stand.say(
                 f"{name}: {one.rows:,} records, {one.seconds:.1f} CPU s ({one.start_s:.1f} of them to start), "
-                f"{one.steady:,.0f} per CPU second then, {wall:.1f} s{note}",
-                flush=True,
+                f"{one.steady:,.0f} per CPU second then, {wall:.1f} s{note}"
             )
     for name, of_step in measured.items():
         found = [one.rate for one in of_step]
-        fast = median(found) >= least.get(name, 0)
-        kept &= fast
-        wanted = "" if fast else f", at least {least[name]:,.0f} were expected"
-        print(
-            f"{name:20} {median(found):10,.0f} records per CPU second ({min(found):,.0f} to {max(found):,.0f}); "
-            f"{median(one.start_s for one in of_step):.1f} CPU s to start, "
-            f"then {median(one.steady for one in of_step):,.0f}{wanted}"
-        )
+        stand.row(**{
+            "step": name, "records per CPU second": round(median(found)), "least": round(min(found)),
+            "most": round(max(found)), "CPU s to start": median(one.start_s for one in of_step),
+            "then": round(median(one.steady for one in of_step)),
+        })  # fmt: skip
+        wanted = least.get(name, 0)
+        stand.check(median(found) >= wanted, f"{name}: {median(found):,.0f}, at least {wanted:,.0f} were expected")
     spark.stop()
-    return 0 if kept else 1
 
 
 def _steps(spark: SparkSession, bootstrap: str) -> dict[str, Start]:
@@ -227,7 +236,7 @@ def _run(spark: SparkSession, step: Start, topics: Topics, plan: Plan) -> Measur
     """Run a step, on all that its time limit allows."""
     with tempfile.TemporaryDirectory() as name:
         spark.sparkContext._jvm.System.gc()  # type: ignore[union-attr]  # a step must not pay for the previous step's garbage
-        before, until = _cpu_s(), time.monotonic() + plan.step_s
+        before, until = _cpu_s(), time.monotonic() + plan.step_limit
         query = step(topics, Path(name))
         first_rows, first_s = 0, 0.0
         while not (whole := bool(query.awaitTermination(LOOK_S))) and time.monotonic() < until:  # type: ignore[arg-type]
@@ -257,3 +266,6 @@ def _tree(pid: int) -> Iterator[int]:
         with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
             for child in (thread / "children").read_text().split():
                 yield from _tree(int(child))
+
+
+SCENARIOS = (Scenario("rates", "measure records per CPU second: bare source, decoding, windows, archive", Plan(), run),)

@@ -59,13 +59,13 @@ async def run(stand: Stand, plan: Plan) -> None:
     await fill(bootstrap, topics.source, PARTITIONS, _all(plan.devices))
     async with Job(bootstrap, topics, directory, file=file, quick_start=False) as job:
         resident = [await _seen(job, "first start")]
-        code = await job.stop()
+        code = await job.stopped()
         await fill(bootstrap, topics.source, PARTITIONS, _some(plan, 1))
         resident.append(await _seen(job, "after a stop"))
         await job.kill()
         await fill(bootstrap, topics.source, PARTITIONS, _some(plan, 2))
         resident.append(await _seen(job, "after a kill"))
-        code = await job.stop() or code
+        code = await job.stopped() or code
     rows = job.batches()[-1]["state_rows"]
     wrong = await _wrong(bootstrap, topics)
     on_disk = sum(path.stat().st_size for path in (directory / "checkpoint").rglob("*") if path.is_file())

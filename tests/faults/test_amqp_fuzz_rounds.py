@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.clients.amqp_wire import GREETING, IDLE, attach_sender, opening
-from loadtest.clients.hostile.amqp_damage import damaged
-from loadtest.clients.hostile.amqp_record import cut
-from loadtest.clients.hostile.storms import Fuzz
+from loadtest.clients.hostile.amqp_damage import TOPIC, damaged, recordings
 from loadtest.engine.stand import Stand
-from loadtest.scenarios.hostile import fuzz
+from loadtest.scenarios.hostile import Fuzz, fuzz
 
 
 @pytest.mark.timeout(400)
@@ -27,11 +24,12 @@ async def test_damaged_conversations_are_answered_or_closed_without_leaks(bootst
 
 
 def test_damage_is_reproducible_and_changes_the_bytes() -> None:
-    said = GREETING + opening("me") + attach_sender("link", "me", "t") + IDLE
-    recording = cut(said)
-    assert b"".join(recording) == said
-    assert [piece[:4] == b"AMQP" for piece in recording] == [True, False, True, False, False, False, False]
+    topic = TOPIC.format(7)
+    conversations = recordings(topic)
+    assert all(pieces[0].startswith(b"AMQP") and topic.encode() in b"".join(pieces) for pieces in conversations)
+    recording = conversations[0]
+    said = b"".join(recording)
     found = [damaged([recording], random.Random(number)) for number in range(500)]
     assert found == [damaged([recording], random.Random(number)) for number in range(500)]
-    assert recording == cut(said)
+    assert recording == recordings(topic)[0]
     assert sum(b"".join(pieces) != said for pieces in found) > 400

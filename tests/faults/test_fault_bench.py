@@ -60,18 +60,18 @@ async def lose_what_is_stored(stage: Stage) -> None:
 
 @pytest.mark.timeout(400)
 async def test_faults_under_load_lose_nothing_and_a_planted_loss_is_found(bench: Bench) -> None:
-    outcome = await bench.run(Fault("several", "one after the other", several, silent=True, proxied=True))
+    outcome = await bench.run(Fault("several", several, silent=True, proxied=True))
     assert outcome.problems == []
     assert {one: verdict.lost for one, verdict in outcome.stored.verdicts.items()} == {"mqtt": 0, "amqp": 0, "http": 0}
     assert min(verdict.acknowledged for verdict in outcome.stored.verdicts.values()) > 50
     assert outcome.seen["amqp: amqp:link:transfer-limit-exceeded"] == 1
     assert outcome.seen["mqtt: DISCONNECT 0x93"] == 1
-    assert outcome.disconnected == 0
+    assert outcome.course.disconnected == 0
     assert len(outcome.samples) > 4
 
-    outcome = await bench.run(Fault("planted loss", "records deleted in Kafka", lose_what_is_stored, connected=False))
+    outcome = await bench.run(Fault("planted loss", lose_what_is_stored, connected=False))
     lost = outcome.seen["deleted"]
     assert lost > 0
     acknowledged = outcome.stored.verdicts["amqp"].acknowledged
-    assert outcome.disconnected == 3 * PLAN.connections, "by the kill, and only by it"
+    assert outcome.course.disconnected == 3 * PLAN.connections, "by the kill, and only by it"
     assert outcome.problems == [f"amqp: {lost} of {acknowledged} acknowledged messages are lost"]

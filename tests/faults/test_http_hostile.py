@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.clients.hostile.http_damage import attack
-from loadtest.clients.hostile.storms import Requests
 from loadtest.engine.stand import Stand
-from loadtest.scenarios.hostile import hostile
+from loadtest.scenarios.hostile import Requests, hostile
 
 
 @pytest.mark.timeout(400)
@@ -25,6 +24,6 @@ async def test_hostile_requests_are_answered_or_closed_without_loss_or_leaks(boo
 
 
 def test_an_attack_is_reproducible() -> None:
-    found = [attack(random.Random(number), "t") for number in range(300)]
-    assert found == [attack(random.Random(number), "t") for number in range(300)]
+    found = [attack(random.Random(number), "t", "silent") for number in range(300)]
+    assert found == [attack(random.Random(number), "t", "silent") for number in range(300)]
     assert {one.ending for one in found} == {"wait", "leave", "reset"}

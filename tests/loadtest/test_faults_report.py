@@ -11,8 +11,8 @@ import pytest
 from loadtest.engine.load import Load, Sample, Stored
 from loadtest.engine.steady import PROTOCOLS
 from loadtest.faults import pages
-from loadtest.faults.bench import Fault, Outcome, Plan, Stage
-from loadtest.faults.run import table
+from loadtest.faults.bench import Course, Fault, Outcome, Plan, Stage
+from loadtest.faults.run import FAULTS
 from loadtest.gateway import GatewayProcess
 from loadtest.verify import Verdict
 
@@ -44,39 +44,39 @@ def test_throughput_has_recovered_when_a_second_has_nine_tenths(
 
 
 async def nothing(stage: Stage) -> None:
-    """The action of a fault that is not run."""
+    """What | is done for {stall:g} s."""
 
 
-def outcome(**changes: object) -> Outcome:
+def outcome(recovered: float | None = 0.5, **changes: object) -> Outcome:
     samples = [Sample(at / 4, dict.fromkeys(PROTOCOLS, 10.0), dict.fromkeys(PROTOCOLS, 1.0), 1 << 27)
                for at in range(40)]  # fmt: skip
     told = {one: collections.Counter[str]() for one in PROTOCOLS} | {"mqtt": collections.Counter({"PUBACK 0x83": 3})}
     made = Outcome(
-        Fault("a <b> fault", "what | is done", nothing), 3.0, 6.0, 30.0, 0.5,
+        Fault("a <b> fault", nothing), Course(3.0, 6.0, 30.0, recovered, 0, None),
         Stored({one: Verdict(100, 100, 0, 1, 0, 0) for one in PROTOCOLS}), told, collections.Counter({"cuts": 20}),
-        0, 90 << 20, 128 << 20, 186 << 20, samples, [],
+        90 << 20, 128 << 20, 186 << 20, samples, [],
     )  # fmt: skip
     return made._replace(**changes)  # type: ignore[arg-type]
 
 
 def test_the_report_has_a_row_and_a_plot_for_each_fault_and_needs_nothing_else() -> None:
     outcomes = [outcome(), outcome(recovered=None, problems=["a & b are lost"])]
-    page = pages.page(outcomes, "a note")
+    page = pages.page(outcomes, Plan(), "a note")
     assert page.count("<svg") == 2
     assert page.count("<polyline") == 2 * 7, "three protocols twice, and memory"
     assert "a &lt;b&gt; fault" in page
     assert "a &amp; b are lost" in page
     assert not re.search(r"<script|<link|src=|href=|url\(", page)
-    lines = [line for line in pages.markdown(outcomes, "a note").splitlines() if line.startswith("| ")]
-    assert len(lines) == 3
-    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    first, second = (dict(zip(cells[0], row, strict=True)) for row in cells[1:])
+    assert page.count("<p>What | is done for 30 s.</p>") == 2
+    names, *rows = (re.findall(r"<t[hd]>(.*?)</t[hd]>", line) for line in re.findall(r"<tr>(.*?)</tr>", page))
+    first, second = (dict(zip(names, row, strict=True)) for row in rows)
     assert first["acknowledged"] == "300"
     assert first["refusals"] == "mqtt: PUBACK 0x83 x 3"
-    assert (first["back to 90 % after s"], second["back to 90 % after s"]) == ("0.5", "never")
+    assert (first["back to 90 % after s"], second["back to 90 % after s"]) == ("0.50", "never")
     assert (first["problems"], second["problems"]) == ("0", "1")
 
 
 def test_no_fault_name_is_a_prefix_of_another() -> None:
-    names = [fault.name for fault in table(Plan())]
+    names = [fault.name for fault in FAULTS]
     assert len(names) == len(set(names)) > 20
+    assert all(fault.what(Plan()) for fault in FAULTS)

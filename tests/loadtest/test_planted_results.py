@@ -1,26 +1,20 @@
-"""What Spark's proofs, presence, the archives and the tables find when results are missing, double, late or wrong."""
+"""What Spark's proofs, the archives and the tables find when results are missing, double, late or wrong."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from loadtest.clients.crowd.devices import PresenceTopic
 from loadtest.clients.crowd.readers import Reader
 from loadtest.clients.topics import create_topic
 from loadtest.engine.rows import BAD, sent_columns
-from loadtest.engine.stand import Stand
 from loadtest.engine.steady import Measured, Steady
-from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.report import Latencies
-from loadtest.scenarios.presence import Plan, Presence
 from loadtest.scenarios.soak import judge
-from loadtest.spark import readings, replay
+from loadtest.spark import readings
 from loadtest.spark.lakes import Found
 from loadtest.spark.proofs import Newest, Value, compare
 from loadtest.verify import Ledger, Verdict
@@ -88,43 +82,6 @@ async def test_windows(bootstrap: str, counts: list[int], missing: int, wrong: i
     verdict = await readings.compare(bootstrap, topics, sender)
     assert (verdict.windows, verdict.missing, verdict.wrong) == (5, missing, wrong)
     assert verdict.kept is (missing == wrong == 0)
-
-
-@pytest.mark.parametrize(
-    ("offsets", "changed", "expected"),
-    [
-        ([0, 1], b"v", (0, 0, 0, 0)),
-        ([0], b"v", (1, 0, 0, 0)),
-        ([0, 1, 1], b"v", (0, 1, 0, 0)),
-        ([1, 0], b"v", (0, 0, 1, 0)),
-        ([0, 1], b"other", (0, 0, 0, 2)),
-    ],
-    ids=["right", "a loss", "a double", "a disorder", "a change"],
-)
-async def test_replays(bootstrap: str, offsets: list[int], changed: bytes, expected: tuple[int, int, int, int]) -> None:
-    topic = f"planted-{Numbering().run}"
-    await create_topic(bootstrap, topic, 1)
-    letters = {replay.Origin(0, number): replay.Content(b"k", b"v", (), AT) for number in range(2)}
-    await store(bootstrap, topic, [
-        (b"k", changed, [("origin.replay", b"r"), ("origin.topic", topic.encode()), ("origin.partition", b"0"),
-                         ("origin.offset", b"%d" % offset)])
-        for offset in offsets
-    ])  # fmt: skip
-    found, reordered, wrong = await replay.compare(bootstrap, topic, letters)
-    assert isinstance(found, Counter)
-    double = sum(count - 1 for count in found.values())
-    assert (len(letters.keys() - found.keys()), double, reordered, wrong) == expected
-
-
-def test_presence(tmp_path: Path) -> None:
-    presence = Presence(Stand(tmp_path), [GatewayProcess(tmp_path, None)], Plan(gateways=1, devices=2), "run")
-    topic = PresenceTopic("", "")
-    assert presence.wrong(topic) == []
-    topic.take("mqtt/run-0", {"state": "online", "address": "127.0.0.1:1", "epoch": 2})
-    topic.take("mqtt/run-1", {"state": "online", "address": "127.0.0.1:2", "epoch": 2})
-    topic.take("mqtt/run-1", {"state": "offline", "epoch": 1})  # older, behind the newer one
-    assert [problem.partition(" is ")[0] for problem in presence.wrong(topic)] == ["mqtt/run-0"] * 2 + ["mqtt/run-1"]
-    assert topic.stale == 1
 
 
 @pytest.mark.parametrize(

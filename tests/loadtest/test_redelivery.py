@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from loadtest.clients.kept.amqp import Delivery, Place
+from loadtest.clients.kept.lasting import Delivery, Place
 from loadtest.engine.redelivery import Again, Group, Kill, Outage
 from loadtest.numbering import Numbering
 

@@ -21,8 +21,13 @@ from aiokafka.admin import AIOKafkaAdminClient
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
 
-from loadtest.spark.poison.jobs import COLUMNS, GOOD, IN_REAL_TIME, KINDS, LAKES, counted, job_file, suffix
-from loadtest.spark.poison.records import (
+from loadtest.spark.readings import Topics
+from spark_sinks.jobs.max_temperature import Options as MaxTemperature
+from spark_sinks.read.decode import BAD_TIMESTAMP, NOT_READABLE
+from spark_sinks.spark.checkpoint import JobCheckpoint
+from spark_sinks.spec.triggers import MICRO_BATCH, REAL_TIME
+from tests.support.poison_jobs import COLUMNS, GOOD, IN_REAL_TIME, KINDS, LAKES, counted, job_file, suffix
+from tests.support.poison_records import (
     ANY_TIME,
     DEVICES,
     LIMIT,
@@ -34,11 +39,6 @@ from loadtest.spark.poison.records import (
     send,
     stream,
 )
-from loadtest.spark.readings import Topics
-from spark_sinks.jobs.max_temperature import Options as MaxTemperature
-from spark_sinks.read.decode import BAD_TIMESTAMP, NOT_READABLE
-from spark_sinks.spark.checkpoint import JobCheckpoint
-from spark_sinks.spec.triggers import MICRO_BATCH, REAL_TIME
 from tests.support.topics import create_topic, read_all
 from tests.support.waiting import wait_until
 

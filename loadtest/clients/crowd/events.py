@@ -1,4 +1,4 @@
-"""A listener to server-sent events that compares its bytes with those of the other listeners.
+"""Listeners to server-sent events, among them one that compares its bytes with those of the other listeners.
 
 All listeners at the end of a log with one partition receive the same bytes. The listener that is ahead stores them and
 finds the events in them; the others are verified with one memory compare per read.
@@ -6,11 +6,13 @@ finds the events in them; the others are verified with one memory compare per re
 
 from __future__ import annotations
 
-import asyncio
+import abc
 import bisect
 import time
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
+
+from loadtest.clients.connection import Connection
 
 _BEGUN: Final = b"retry: "
 
@@ -37,27 +39,56 @@ class Shared:
                 self.ends.append(seen)
 
 
-class EventListener(asyncio.Protocol):
+class EventStream(Connection, abc.ABC):
     """One connection.
 
     Attributes:
-        subscribed: done when the response's head has arrived.
+        subscribed: done when the response's head and the first event, `retry`, have arrived.
+    """
+
+    def __init__(self, path: str, fields: str = "") -> None:
+        """`fields` are further header fields, each with its line end."""
+        super().__init__()
+        self.greeting = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n{fields}\r\n".encode()
+        self.subscribed = self.promise()
+        self._head = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Handle the head, then chunks."""
+        now = time.perf_counter()
+        if not self.subscribed.done():
+            self._head += data
+            head, _, rest = self._head.partition(b"\r\n\r\n")
+            first, end, data = rest.partition(b"\n\n\r\n")
+            if rest and b" 200 " not in head.split(b"\r\n", 1)[0]:
+                self.fail(ConnectionRefusedError(self._head[:200].decode(errors="replace")))
+            if not end or _BEGUN not in first:
+                return
+            self.subscribed.set_result(None)
+        if data:
+            self._events(data, now)
+
+    @abc.abstractmethod
+    def _events(self, data: bytes, now: float) -> None:
+        """Handle bytes behind the first event."""
+
+
+class EventListener(EventStream):
+    """Compares.
+
+    Attributes:
         finished: done when all events have arrived.
         wrong: whether it received other bytes than the other listeners.
     """
 
     def __init__(self, path: str, shared: Shared, total: int, on_message: Callable[[int, float], None]) -> None:
         """`on_message` is called with the number of the last event of each read, and its time."""
-        self._request = f"GET {path} HTTP/1.1\r\nHost: gateway\r\nAccept: text/event-stream\r\n\r\n".encode()
+        super().__init__(path)
         self._shared = shared
         self._total = total
         self._on_message = on_message
-        self._head = b""
         self._at = 0
-        self._transport: asyncio.Transport | None = None
-        loop = asyncio.get_running_loop()
-        self.subscribed: asyncio.Future[None] = loop.create_future()
-        self.finished: asyncio.Future[None] = loop.create_future()
+        self.finished = self.promise()
         self.wrong = False
 
     @property
@@ -65,26 +96,7 @@ class EventListener(asyncio.Protocol):
         """The number of events so far."""
         return bisect.bisect_right(self._shared.ends, self._at)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the request."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        """Handle the head, then chunks."""
-        now = time.perf_counter()
-        if not self.subscribed.done():
-            self._head += data
-            head, separator, rest = self._head.partition(b"\r\n\r\n")
-            first, _, behind = rest.partition(b"\n\n\r\n")
-            if not separator or _BEGUN not in first:
-                return
-            if b" 200 " not in head.split(b"\r\n", 1)[0]:
-                raise AssertionError(head)
-            self.subscribed.set_result(None)
-            data = behind
-        if not data:
-            return
+    def _events(self, data: bytes, now: float) -> None:
         shared = self._shared
         known = len(shared.text) - self._at
         if not shared.text.startswith(data[:known], self._at):
@@ -98,14 +110,7 @@ class EventListener(asyncio.Protocol):
         if got >= self._total and not self.finished.done():
             self.finished.set_result(None)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the pending futures."""
-        for future in (self.subscribed, self.finished):
-            if not future.done():
-                future.set_exception(exc or ConnectionResetError("connection closed"))
-
     def close(self) -> None:
-        """Abort the connection."""
-        if self._transport is not None:
-            self.finished.cancel()
-            self._transport.abort()
+        """Abort the connection, whatever is missing."""
+        self.finished.cancel()
+        self.drop()

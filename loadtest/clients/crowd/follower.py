@@ -7,12 +7,12 @@ it).
 
 from __future__ import annotations
 
-import asyncio
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
 
+from loadtest.clients.connection import Connection
+from loadtest.clients.mqtt import DISCONNECT
 from loadtest.clients.mqtt_wire import Splitter, connect_packet, packet, read_varint, subscribe_packet
 
 
@@ -41,7 +41,7 @@ class Stream:
         return self._payloads.index(payload)
 
 
-class Follower(asyncio.Protocol):
+class Follower(Connection):
     """Subscribes to one filter at QoS 0, and counts messages.
 
     Attributes:
@@ -51,6 +51,7 @@ class Follower(asyncio.Protocol):
         position: number of the next expected message; `position - got` messages were lost.
     """
 
+    closing = DISCONNECT
     wrong = False
 
     def __init__(
@@ -62,37 +63,23 @@ class Follower(asyncio.Protocol):
         on_message: Callable[[int, float], None],
     ) -> None:
         """`on_message` is called with the number of the last message of each read, and its time."""
-        self._greeting = connect_packet(client_id, keep_alive_s=0)
+        super().__init__()
+        self.greeting = connect_packet(client_id, keep_alive_s=0)
         self._filters = filters
         self._stream = stream
         self._total = total
         self._on_message = on_message
         self._splitter = Splitter()
         self._rest = b""
-        self._transport: asyncio.Transport | None = None
-        loop = asyncio.get_running_loop()
-        self.subscribed: asyncio.Future[None] = loop.create_future()
-        self.finished: asyncio.Future[None] = loop.create_future()
+        self.subscribed = self.promise()
+        self.finished = self.promise()
         self.got = 0
         self.position = 0
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send CONNECT."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._greeting)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the pending futures."""
-        for future in (self.subscribed, self.finished):
-            if not future.done():
-                future.set_exception(exc or ConnectionResetError("connection closed"))
-
     def close(self) -> None:
-        """Disconnect and close."""
-        if self._transport is not None and not self._transport.is_closing():
-            self.finished.cancel()
-            self._transport.write(b"\xe0\x00")
-            self._transport.close()
+        """Disconnect and close, whatever is missing."""
+        self.finished.cancel()
+        super().close()
 
     def data_received(self, data: bytes) -> None:
         """Handle packets, mostly messages."""
@@ -118,7 +105,6 @@ class Follower(asyncio.Protocol):
             self.finished.set_result(None)
 
     def _parse(self, data: bytes) -> None:
-        assert self._transport is not None
         for first, body in self._splitter.feed(data):
             if first & 0xF0 == 0x30:
                 if not self._stream.length:
@@ -129,7 +115,7 @@ class Follower(asyncio.Protocol):
                 self.got += 1
             elif first == 0x20 and not body[1]:
                 filters = [(topic_filter, 0) for topic_filter in self._filters]
-                self._transport.write(subscribe_packet(1, filters))
+                self.write(subscribe_packet(1, filters))
             elif first == 0x90 and not self.subscribed.done():
                 self.subscribed.set_result(None)
             else:

@@ -14,9 +14,10 @@ from loadtest.beside import beside
 from loadtest.clients import amqp, mqtt
 from loadtest.clients.amqp_messages import minimal
 from loadtest.clients.amqp_receiver import Receiver
-from loadtest.clients.joining import join
+from loadtest.clients.connection import join
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
+from loadtest.clients.topics import store
 from loadtest.gateway import GatewayProcess
 
 WINDOW: Final = 500
@@ -73,20 +74,8 @@ class Lane(NamedTuple):
             yield http
 
     async def store(self) -> None:
-        """Store more than will be read, with many connections, each of which has its own burst."""
-        payloads = self.messages()
-        each = max(1, self.plan.rate // self.plan.size // 2)  # half of a burst
-        parts = [payloads[at : at + each] for at in range(0, len(payloads), each)]
-        senders = [
-            mqtt.Publisher(f"{self.topic}-{number}", mqtt.publishes(f"{self.topic}/a", part), Pace(200, None))
-            for number, part in enumerate(parts)
-        ]
-        for sender in senders:
-            await sender.join(self.gateway.address("mqtt"))
-            sender.start()
-        for sender in senders:
-            await sender.finished
-            sender.close()
+        """Store more than will be read."""
+        await store(self.gateway.kafka, self.topic, 1, self.messages())
 
 
 async def _allowed(answer: aiohttp.ClientResponse) -> bool:

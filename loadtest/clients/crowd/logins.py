@@ -45,7 +45,7 @@ class Files:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._authority = trustme.CA()
         self._authority.cert_pem.write_to_path(directory / "authority.pem")
-        write_certificate(self._authority, directory)
+        self._authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(directory / "server.pem")
         self._secrets = {f"device-{number}": f"tds1_{secrets.token_urlsafe(32)}" for number in range(count)}
         hashed = Argon2Hasher().hash(PASSWORD)
         lines = [f"human-{number}:{hashed}\n" for number in range(slow)]
@@ -126,11 +126,6 @@ class Files:
     def certificate(self, number: int) -> Login:
         """A client certificate."""
         return Login(connect_packet(f"x-{number}"), self._context(f"certificate-{number}"))
-
-
-def write_certificate(authority: trustme.CA, directory: Path) -> None:
-    """Write a server's certificate and key to `server.pem`."""
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(directory / "server.pem")
 
 
 async def log_in(address: tuple[str, int], login: Login) -> None:

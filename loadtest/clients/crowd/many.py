@@ -7,6 +7,7 @@ import contextlib
 import json
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -80,6 +81,10 @@ def drain(handle: int, delivery_count: int) -> bytes:
     return frame(performative(FLOW, *counts, NULL, TRUE))
 
 
+Attaches = Callable[[int], list[bytes]]
+"""Returns that many attaches."""
+
+
 class Many:
     """The drivers; each makes `count` of something and ends it."""
 
@@ -88,22 +93,38 @@ class Many:
         self._quiet = plan.quiet
         self._run = Numbering().run
         self.topic = f"many-{self._run}"
+        groups = f"/group.id/{self._run}-g{{}}"
         self.parts: dict[str, tuple[int, Callable[[int], Awaitable[None]]]] = {
-            "AMQP: senders of a connection that breaks": (plan.links, self._senders),
-            "AMQP: receivers of a connection that breaks": (plan.receivers, self._receivers),
+            "AMQP: senders of a connection that breaks": (
+                plan.links,
+                partial(self._broken, self._to_topic),
+            ),
+            "AMQP: receivers of a connection that breaks": (
+                plan.receivers,
+                partial(self._broken, self._from()),
+            ),
             "AMQP: links of a session that ends": (plan.links, self._session),
             "AMQP: links detached in one breath": (plan.links, self._detached),
-            "AMQP: receivers of a topic, detached one by one": (plan.held, self._released),
+            "AMQP: receivers of a topic, detached one by one": (
+                plan.held,
+                partial(self._one_by_one, self._from()),
+            ),
             "AMQP: receivers of a topic that drain at once": (plan.held, self._drained),
-            "AMQP: members of one group, detached one by one": (plan.held, self._members),
-            "AMQP: receivers of as many groups": (plan.groups, self._groups),
+            "AMQP: members of one group, detached one by one": (
+                plan.held,
+                partial(self._one_by_one, self._from("", "queue")),
+            ),
+            "AMQP: receivers of as many groups": (
+                plan.groups,
+                partial(self._one_by_one, self._from(groups)),
+            ),
             "AMQP: open transactions of a connection that breaks": (plan.transactions, self._transactions),
             "MQTT: filters of one SUBSCRIBE, then the end": (plan.filters, self._filters),
             "MQTT: user properties of one PUBLISH": (plan.filters, self._properties),
             "MQTT: subscriptions, a packet for each": (plan.held, self._subscribes),
             "MQTT: shared subscriptions of one group": (plan.held, self._shared),
-            "MQTT: packet ids in flight, QoS 1": (plan.flight, self._in_flight_1),
-            "MQTT: packet ids in flight, QoS 2": (plan.flight, self._in_flight_2),
+            "MQTT: packet ids in flight, QoS 1": (plan.flight, partial(self._in_flight, 1)),
+            "MQTT: packet ids in flight, QoS 2": (plan.flight, partial(self._in_flight, 2)),
             "MQTT: retained messages for one filter": (plan.retained, self._retained),
             "MQTT: connections with wills that break at once": (plan.connections, self._wills),
             "MQTT: kept sessions that end at once": (plan.sessions, self._sessions),
@@ -129,15 +150,12 @@ class Many:
         target = b"\x00\x53\x29" + listed([string(self.topic)])
         return [sender(number, target) for number in range(count)]
 
-    def _from(self, count: int, address: str, *capabilities: str) -> list[bytes]:
-        return [receiver(number, address.format(number), *capabilities) for number in range(count)]
+    def _from(self, suffix: str = "", *capabilities: str) -> Attaches:
+        address = self.topic + suffix
+        return lambda count: [receiver(number, address.format(number), *capabilities) for number in range(count)]
 
-    async def _senders(self, count: int) -> None:
-        async with self._attached(self._to_topic(count)):
-            pass
-
-    async def _receivers(self, count: int) -> None:
-        async with self._attached(self._from(count, self.topic)):
+    async def _broken(self, attaches: Attaches, count: int) -> None:
+        async with self._attached(attaches(count)):
             pass
 
     async def _session(self, count: int) -> None:
@@ -151,26 +169,16 @@ class Many:
             await talk.writer.drain()
             await asyncio.sleep(self._quiet)
 
-    async def _released(self, count: int) -> None:
-        await self._one_by_one(self._from(count, self.topic))
-
-    async def _members(self, count: int) -> None:
-        await self._one_by_one(self._from(count, self.topic, "queue"))
-
-    async def _groups(self, count: int) -> None:
-        await self._one_by_one(self._from(count, f"{self.topic}/group.id/{self._run}-g{{}}"))
-
-    async def _one_by_one(self, attaches: Sequence[bytes]) -> None:
+    async def _one_by_one(self, attaches: Attaches, count: int) -> None:
         """Attach receivers and detach them while they are behind."""
-        async with self._attached(attaches) as talk:
+        async with self._attached(attaches(count)) as talk:
             await asyncio.sleep(self._quiet)
-            await talk.ask([frame(performative(DETACH, uint(one), TRUE)) for one in range(len(attaches))], DETACH)
+            await talk.ask([frame(performative(DETACH, uint(one), TRUE)) for one in range(count)], DETACH)
 
     async def _drained(self, count: int) -> None:
         """Drain all receivers of a silent topic together, twice."""
-        silent = f"{self.topic}-silent"
-        await create_topic(self._gateway.kafka, silent)
-        async with self._attached(self._from(count, silent)) as talk:
+        await create_topic(self._gateway.kafka, f"{self.topic}-silent")
+        async with self._attached(self._from("-silent")(count)) as talk:
             for delivery_count in (0, 10):
                 await talk.ask([drain(number, delivery_count) for number in range(count)], FLOW)
 
@@ -213,13 +221,7 @@ class Many:
         await asyncio.sleep(self._quiet)
         talk.drop()
 
-    async def _in_flight_1(self, count: int) -> None:
-        await self._in_flight(count, 1)
-
-    async def _in_flight_2(self, count: int) -> None:
-        await self._in_flight(count, 2)
-
-    async def _in_flight(self, count: int, qos: int) -> None:
+    async def _in_flight(self, qos: int, count: int) -> None:
         """Deliver to a subscriber that acknowledges nothing."""
         place = f"{self.topic}/flight-{qos}"
         talk = await self._mqtt(f"flight-{qos}", receive_maximum=65535, session_expiry_s=2)

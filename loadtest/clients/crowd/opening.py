@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from loadtest.clients import amqp_wire, mqtt_wire
-from loadtest.clients.joining import join
+from loadtest.clients.connection import Connection, join
 
 LIMIT_S: Final = 60.0
 _UPGRADE: Final = (
@@ -24,24 +24,12 @@ class Step(NamedTuple):
     wanted: Sequence[int] = ()
 
 
-class Opening(asyncio.Protocol):
+class Opening(Connection):
     """Takes its steps one after the other; `done` is set after the last one."""
 
-    __slots__ = (
-        "_buffer",
-        "_protocol",
-        "_splitter",
-        "_steps",
-        "_upgraded",
-        "_wanted",
-        "_websocket",
-        "done",
-        "transport",
-    )
-
     def __init__(self, protocol: str, steps: Sequence[Step], *, websocket: bool = False) -> None:
-        self.done: asyncio.Future[None] | None = asyncio.get_running_loop().create_future()
-        self.transport: asyncio.Transport | None = None
+        super().__init__()
+        self.done = self.promise()
         self._protocol = protocol
         self._steps = list(steps)
         self._wanted: list[int] = []
@@ -52,21 +40,19 @@ class Opening(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Request the WebSocket, or take the first step."""
-        self.transport = cast("asyncio.Transport", transport)
+        super().connection_made(transport)
         self._splitter = mqtt_wire.Splitter() if self._protocol == "mqtt" else amqp_wire.Splitter()
         if self._upgraded:
             self._go_on()
         else:
-            self.transport.write(_UPGRADE.format(self._protocol).encode())
+            super().write(_UPGRADE.format(self._protocol).encode())
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray) -> None:
         """Send bytes, in a WebSocket in one message; a mask of zeros changes nothing (RFC 6455, 5.3)."""
-        if self.transport is None:
-            return
-        if self._websocket:
+        if self._websocket and data:
             size = bytes((0x80 | len(data),)) if len(data) < 126 else b"\xfe" + struct.pack(">H", len(data))
             data = b"\x82" + size + bytes(4) + data
-        self.transport.write(data)
+        super().write(data)
 
     def data_received(self, data: bytes) -> None:
         """Handle the upgrade's response, then packets."""
@@ -78,13 +64,13 @@ class Opening(asyncio.Protocol):
             if not end:
                 return
             if b" 101 " not in head:
-                self.connection_lost(ConnectionRefusedError(head.decode(errors="replace")))
+                self.fail(ConnectionRefusedError(head.decode(errors="replace")))
                 return
             self._upgraded, self._buffer = True, b""
             self._go_on()
         for kind, refused in self._packets(self._messages(data) if self._websocket else data):
             if refused:
-                self.connection_lost(ConnectionRefusedError(f"packet 0x{kind:02x}"))
+                self.fail(ConnectionRefusedError(f"packet 0x{kind:02x}"))
             elif self._wanted and kind == self._wanted[0]:
                 self._wanted.pop(0)
                 if not self._wanted:
@@ -120,27 +106,14 @@ class Opening(asyncio.Protocol):
             step = self._steps.pop(0)
             self._wanted = list(step.wanted)
             self.write(step.data)
-        if not self._wanted and self.done is not None:
+        if not self._wanted and not self.done.done():
             self.done.set_result(None)
-            self.done = self._splitter = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail `done`, if it is pending."""
-        self.transport = None
-        if self.done is not None and not self.done.done():
-            self.done.set_exception(exc or ConnectionResetError("closed too early"))
-
-    def drop(self) -> None:
-        """End the connection without any goodbye."""
-        if self.transport is not None:
-            self.transport.abort()
+            self._splitter = None
 
 
 async def opened(opening: Opening, address: tuple[str, int], **options: Any) -> Opening:
     """Connect, and wait until it is open; `options` are those of `create_connection`."""
-    done = opening.done
-    assert done is not None
     async with asyncio.timeout(LIMIT_S):
         await join(opening, address, **options)
-        await done
+        await opening.done
     return opening

@@ -13,7 +13,7 @@ import aiohttp
 
 from loadtest.beside import beside
 from loadtest.clients import amqp_receiver, mqtt
-from loadtest.clients.joining import join
+from loadtest.clients.connection import join
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.verify import Arrivals

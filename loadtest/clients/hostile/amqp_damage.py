@@ -1,14 +1,21 @@
-"""Damages recorded conversations: bytes, whole frames, and fields inside otherwise valid frames."""
+"""Damages recorded conversations of AMQP clients: bytes, whole frames, and fields inside otherwise valid frames."""
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from loadtest.clients.amqp_wire import listed, read_value
-from loadtest.clients.hostile.amqp_record import Pieces
+from loadtest.clients.hostile.storm import Conversation
+
+Pieces = list[bytes]
+RECORDED: Final = "conversation-00000000"  # the topic of the recordings
+TOPIC: Final = "conversation-{:08x}"
+STEP_S: Final = 0.02  # for the gateway's answer to a frame
 
 _SIGNIFICANT: Final = (0x00, 0x01, 0x40, 0x45, 0x7F, 0x80, 0xC0, 0xC1, 0xE0, 0xFE, 0xFF)
 _VALUES: Final = (
@@ -24,6 +31,38 @@ _VALUES: Final = (
     b"\x00\xa3\x03abc\x40", b"\x00" * 40 + b"\x40", b"\xc0\x02\x01" * 20 + b"\x45", b"\x00\x40\x40",
 )  # fmt: skip
 """Values that are meaningful, or excessive, in any field."""
+
+
+def recordings(topic: str) -> list[Pieces]:
+    """Return what real clients said to a topic, one of `TOPIC`: protocol headers and whole frames."""
+    text = Path(__file__).with_name("amqp_conversations.json").read_text("utf-8")
+    assert len(topic) == len(RECORDED), topic
+    return [
+        [bytes.fromhex(piece).replace(RECORDED.encode(), topic.encode()) for piece in pieces]
+        for pieces in json.loads(text)["conversations"].values()
+    ]
+
+
+def hostile(recordings: Sequence[Pieces], rng: random.Random, silent: float) -> Conversation:
+    """Return a damaged conversation; a share of them, `silent`, ends in silence, which the gateway must close."""
+    pieces = damaged(recordings, rng)
+    patience = STEP_S if rng.random() < 0.7 else 0.0
+    ending = "wait" if rng.random() < silent else rng.choice(("half-close", "half-close", "reset", "leave"))
+    return Conversation(_splits(pieces, rng), ending, patience)
+
+
+def judged(one: Conversation, answer: bytes | None) -> tuple[Sequence[str], str]:
+    """Return what is counted of a conversation."""
+    return ["conversations", one.ending, *(["answered"] if answer != b"" else [])], ""
+
+
+def _splits(pieces: Pieces, rng: random.Random) -> Pieces:
+    """Split the same bytes differently, sometimes."""
+    if rng.random() < 0.7:
+        return [piece for piece in pieces if piece]
+    data = b"".join(pieces)
+    cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(8)))
+    return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True) if start < end]
 
 
 def damaged(recordings: Sequence[Pieces], rng: random.Random) -> Pieces:

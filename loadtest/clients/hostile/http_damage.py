@@ -1,4 +1,7 @@
-"""Requests that a gateway must survive: valid ones of most operations, damaged in body, framing, head or timing."""
+"""Requests that a gateway must survive: valid ones of most operations, damaged in body, framing, head or timing.
+
+One client in ten leaves in mid-poll, stream or upload.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ import json
 import random
 import sys
 import zlib
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from loadtest.clients.hostile.storm import CLOSE_S, Conversation
+from loadtest.clients.http_wire import CONTROL, request, request_head
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -16,7 +22,6 @@ else:
     from backports import zstd
 
 RECORDS: Final = "application/vnd.kafka.{}.v2+json"
-CONTROL: Final = "application/vnd.kafka.v2+json"
 NOISE: Final = (
     b"{",
     b"}",
@@ -37,6 +42,11 @@ DEEP: Final = 60_000
 FOREIGN: Final = frozenset({"Origin: null", "Origin: https://evil.example", "Sec-Fetch-Site: cross-site"})
 LARGE: Final = 300_000
 KNOWN: Final = 0.25  # share of conversations that repeat a request head on the connection
+LEAVING: Final = 0.1  # share of clients that leave in the middle
+LONG_MS: Final = 20_000  # far longer than such a client stays
+STAY_S: Final = 0.05  # the longest stay after the start
+PIECE_S: Final = 0.002  # between two pieces of a request
+ACCEPT: Final = "Accept: */*"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST: Final = b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"  # so that the gateway closes
 BOMB: Final = gzip.compress(bytes(32 << 20), mtime=0)  # far over the body size limit
@@ -49,17 +59,14 @@ CODINGS: Final[dict[str, Callable[[bytes], bytes]]] = {
 }
 
 
-class Attack(NamedTuple):
-    """One conversation: its bytes in pieces, and how it ends."""
+def attack(rng: random.Random, topic: str, silent: str) -> Conversation:
+    """Return a conversation, determined by `rng`.
 
-    pieces: list[bytes]
-    ending: str  # "wait" for the response, "leave" before it, or "reset"
-    refused: bool = False  # a truncated coding or a foreign origin, so nothing may be stored
-    first: bytes = b""  # a valid request with the same head, sent and answered first
-
-
-def attack(rng: random.Random, topic: str) -> Attack:
-    """Return a conversation, determined by `rng`. `topic` must exist, and receives what is stored by mistake."""
+    Both topics must exist: `topic` receives what is stored by mistake, and `silent` has no records. Nothing is stored
+    of a truncated coding or a foreign origin.
+    """
+    if rng.random() < LEAVING:
+        return _departure(rng, topic, silent)
     if rng.random() < KNOWN:
         return _known(rng, topic)
     method, path, media, body = _valid(rng, topic)
@@ -103,10 +110,45 @@ def attack(rng: random.Random, topic: str) -> Attack:
     elif rng.random() < 0.05:
         sent = sent[: rng.randrange(len(sent)) + 1]
     cut = rng.randrange(len(sent) + 1)
-    return Attack([piece for piece in (sent[:cut], sent[cut:]) if piece], ending, refused)
+    pieces = [piece for piece in (sent[:cut], sent[cut:]) if piece]
+    return Conversation(pieces, ending, PIECE_S, refused=refused)
 
 
-def _known(rng: random.Random, topic: str) -> Attack:
+def judged(one: Conversation, answer: bytes | None) -> tuple[Sequence[str], str]:
+    """Return what is counted of a conversation, and a problem: an error of the gateway, or what it had to refuse."""
+    answer = (answer or b"").removeprefix(CONTINUE)
+    status = answer[9:12].decode(errors="replace") if answer.startswith(b"HTTP/1.") else "none"
+    wrong = one.ending == "wait" and (status == "500" or (one.refused and status.startswith("2")))
+    counted = one.kind or (status if one.ending == "wait" else one.ending)
+    return [counted], repr(answer[:300]) if wrong else ""
+
+
+def _departure(rng: random.Random, topic: str, silent: str) -> Conversation:
+    """Start an operation, wait for its start where the protocol reports it, and leave."""
+    way, ending, stay_s = rng.choice(["poll", "stream", "upload"]), rng.choice(["leave", "reset"]), STAY_S
+    first: list[bytes] = []
+    if way == "poll":
+        group = f"/consumers/gone-{rng.getrandbits(64):x}"
+        partition = {"partitions": [{"topic": silent, "partition": 0}]}
+        path = f"{group}/instances/one"
+        values = (
+            (group, {"name": "one", "auto.offset.reset": "latest"}),
+            (f"{path}/assignments", partition),
+            (f"{path}/positions/end", partition),
+        )
+        first = [request("POST", at, CONTROL, json.dumps(value).encode()) for at, value in values]
+        piece = request_head("GET", f"{path}/records?timeout={LONG_MS}", CONTROL, ACCEPT)
+    elif way == "stream":
+        piece, stay_s = request_head("GET", f"/topics/{silent}/stream", CONTROL, ACCEPT), CLOSE_S / 2
+    else:
+        line = json.dumps({"key": "a2V5", "value": "dmFs"}).encode() + b"\n"
+        part = line * 5 + line[: rng.randrange(len(line))]
+        head = request_head("POST", f"/topics/{topic}/records", "application/x-ndjson", "Transfer-Encoding: chunked")
+        piece = b"%b%x\r\n%b\r\n" % (head, len(part), part)
+    return Conversation([piece], ending, rng.random() * stay_s, first, kind=f"left in mid-{way}")
+
+
+def _known(rng: random.Random, topic: str) -> Conversation:
     """Return requests with one head, valid and damaged, split anywhere, some pipelined."""
     embedded = rng.choice(["json", "binary", "text"])
     records = json.dumps({"records": [{"key": "a2V5", "value": "dmFs"}] * rng.choice([1, 3, 200])}).encode()
@@ -114,12 +156,12 @@ def _known(rng: random.Random, topic: str) -> Attack:
         f"POST /topics/{topic} HTTP/1.1\r\nHost: h\r\nContent-Type: {RECORDS.format(embedded)}\r\nContent-Length: "
     ).encode()
 
-    def request(body: bytes) -> bytes:
+    def post(body: bytes) -> bytes:
         return b"%b%d\r\n\r\n%b" % (head, len(body), body)
 
     pieces: list[bytes] = []
     for _ in range(rng.choice([1, 1, 2, 5])):
-        sent = request(_damaged(rng, records) if rng.random() < 0.7 else records)
+        sent = post(_damaged(rng, records) if rng.random() < 0.7 else records)
         if rng.random() < 0.2:
             sent = _flipped(rng, sent)
         cut = rng.randrange(len(sent) + 1) if rng.random() < 0.4 else 0
@@ -127,7 +169,7 @@ def _known(rng: random.Random, topic: str) -> Attack:
     if rng.random() < 0.2:
         pieces = [b"".join(pieces)]
     ending = rng.choice(["wait"] * 4 + ["leave", "reset"])
-    return Attack([*pieces, LAST] if ending == "wait" else pieces, ending, first=request(records))
+    return Conversation([*pieces, LAST] if ending == "wait" else pieces, ending, PIECE_S, [post(records)])
 
 
 def _valid(rng: random.Random, topic: str) -> tuple[str, str, str, bytes]:

@@ -13,7 +13,7 @@ import heapq
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from loadtest.clients.amqp_wire import (
     ACCEPTED,
@@ -40,7 +40,7 @@ from loadtest.clients.amqp_wire import (
     read_value,
     transfer,
 )
-from loadtest.clients.kept.lasting import LastingClient, NumberedSender
+from loadtest.clients.kept.lasting import Delivery, LastingClient, Messages, NumberedSender, Place
 
 _TRANSIENT: Final = frozenset({"amqp:connection:forced", "amqp:internal-error", "amqp:resource-limit-exceeded"})
 """Error conditions of a gateway that is stopping, or has lost Kafka."""
@@ -71,7 +71,7 @@ class KeptLink(LastingClient):
 
     def _begin(self) -> None:
         self._splitter = Splitter()
-        self._write(GREETING)
+        self.write(GREETING)
 
     def _serve(self) -> None:
         """Count a usable link."""
@@ -85,7 +85,7 @@ class KeptLink(LastingClient):
             if code == SASL_OUTCOME:
                 if fields[0]:
                     self.faults.append(f"SASL outcome {fields[0]}")
-                self._write(opening(self.client_id) + self._attach())
+                self.write(opening(self.client_id) + self._attach())
             elif code in (DETACH, END, CLOSE):
                 self._ended(code, fields)
             else:
@@ -104,38 +104,17 @@ class KeptLink(LastingClient):
 
 
 class KeptSender(NumberedSender, KeptLink):
-    """Sends numbered unsettled messages, with at most `window` without an outcome.
-
-    Attributes:
-        total: number of messages; may be increased.
-        answered: number of accepted messages.
-        given_up: number of released or modified messages that are not sent again.
-    """
+    """Sends numbered unsettled messages."""
 
     def __init__(
-        self,
-        address: tuple[str, int],
-        container: str,
-        target: str,
-        *,
-        key: str,
-        payload: Callable[[int], bytes],
-        on_accepted: Callable[[int], None],
-        window: int,
-        again: bool = True,
+        self, address: tuple[str, int], container: str, target: str, messages: Messages, *, again: bool = True
     ) -> None:
         """With `again`, messages with the outcome released or modified are sent again."""
         super().__init__(address, container)
-        self.total = 0
-        self.answered = 0
-        self.given_up = 0
+        self.messages = messages
         self._send_again = again
         self._target = target
-        self._annotations = key_annotation(key)
-        self._payload = payload
-        self._on_accepted = on_accepted
-        self._window = window
-        self._next = 0  # the next message to send for the first time
+        self._annotations = key_annotation(messages.key)
         self._again: list[int] = []  # a heap of messages to send again
         self._waiting: dict[int, int] = {}  # delivery-id -> message
         self._sent = 0  # deliveries on this link
@@ -146,7 +125,7 @@ class KeptSender(NumberedSender, KeptLink):
         if not self.connected.is_set():
             return
         out = bytearray()
-        while len(self._waiting) < self._window and self._sent < self._limit:
+        while len(self._waiting) < self.messages.window and self._sent < self._limit:
             if self._again:
                 message = heapq.heappop(self._again)
             elif self._next < self.total:
@@ -155,11 +134,11 @@ class KeptSender(NumberedSender, KeptLink):
             else:
                 break
             self._waiting[self._sent] = message
-            body = self._annotations + data_section(self._payload(message))
+            body = self._annotations + data_section(self.messages.payload(message))
             out += transfer(self._sent, struct.pack(">I", message), body)
             self._sent += 1
         if out:
-            self._write(bytes(out))
+            self.write(bytes(out))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Queue the messages without an outcome for sending again."""
@@ -192,8 +171,7 @@ class KeptSender(NumberedSender, KeptLink):
         if message is None:
             self.faults.append(f"an unexpected outcome for delivery {delivery}")
         elif outcome == ACCEPTED:
-            self.answered += 1
-            self._on_accepted(message)
+            self.acknowledge(message)
         else:
             word = _outcome(state)
             self.refusals[word] += 1
@@ -211,29 +189,6 @@ def _outcome(state: Any) -> str:
         return "settled without an outcome"
     error = next((field[1] for field in state[1] if isinstance(field, tuple)), None)
     return f"{_OUTCOMES.get(state[0], state[0])} {error[0].decode() if error else ''}".strip()
-
-
-class Place(NamedTuple):
-    """The position of a record in its topic."""
-
-    partition: int
-    offset: int
-
-
-class Delivery(NamedTuple):
-    """A received message.
-
-    Attributes:
-        payload: of its Data section.
-        place: the record's position.
-        generation: of the connection, see `KeptReceiver`.
-        at: time of arrival, `time.monotonic`.
-    """
-
-    payload: bytes
-    place: Place
-    generation: int
-    at: float
 
 
 class KeptReceiver(KeptLink):
@@ -320,14 +275,14 @@ class KeptReceiver(KeptLink):
 
     def _grant(self) -> None:
         self._granted = self._received + self._window
-        self._write(credit(self._first_transfer + self._received, self._received, self._window))
+        self.write(credit(self._first_transfer + self._received, self._received, self._window))
 
     def _accept(self) -> None:
         """Accept the held messages; the delivery-ids of one link are consecutive."""
         self._due = None
         if not self._held or self._transport is None:
             return
-        self._write(accept(self._held[0][0], self._held[-1][0]))
+        self.write(accept(self._held[0][0], self._held[-1][0]))
         now = time.monotonic()
         for _, delivery in self._held:
             self._on_accept(delivery, now)

@@ -7,14 +7,17 @@ import asyncio
 import collections
 import contextlib
 import time
-from typing import ClassVar, Final, cast
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final, NamedTuple
+
+from loadtest.clients.connection import Connection, join
 
 AGAIN_S: Final = 0.05  # between connection attempts
 ANSWER_S: Final = 30.0  # timeout of the handshake
 CONNECT_S: Final = 5.0
 
 
-class LastingClient(abc.ABC, asyncio.Protocol):
+class LastingClient(Connection, abc.ABC):
     """Common parts of the clients of all protocols.
 
     Attributes:
@@ -27,11 +30,11 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         alive_s: interval of heartbeats.
     """
 
-    closing: ClassVar[bytes]
     sign_of_life: ClassVar[bytes]
     alive_s = 20.0
 
     def __init__(self, address: tuple[str, int], client_id: str) -> None:
+        super().__init__()
         self.client_id = client_id
         self.connects = 0
         self.faults: list[str] = []
@@ -41,21 +44,19 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         self.moved = False
         self._began_at = 0.0
         self._address = address
-        self._transport: asyncio.Transport | None = None
         self._gone = asyncio.Event()
         self._decided = asyncio.Event()  # the handshake succeeded, or the connection is lost
         self._stopping = False
 
     async def run(self) -> None:
         """Stay connected until `stop`. It may run again afterwards, with what it has kept."""
-        loop = asyncio.get_running_loop()
         self._stopping = False
         while not self._stopping:
             self._gone.clear()
             self._decided.clear()
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    await loop.create_connection(lambda: self, *self._address)
+                    await join(self, self._address)
             except (OSError, TimeoutError):
                 await asyncio.sleep(AGAIN_S)
                 continue
@@ -64,21 +65,18 @@ class LastingClient(abc.ABC, asyncio.Protocol):
                     await self._decided.wait()
             if not self.connected.is_set() and not self._gone.is_set():
                 self.faults.append(f"not served within {ANSWER_S:g} s")
-                assert self._transport is not None
-                self._transport.abort()
+                self.drop()
             while not self._gone.is_set():
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self.alive_s):
                         await self._gone.wait()
-                self._write(self.sign_of_life)
+                self.write(self.sign_of_life)
             await asyncio.sleep(AGAIN_S)
 
     def stop(self) -> None:
         """Disconnect; `run` then returns."""
         self._stopping = True
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self.closing)
-            self._transport.close()
+        self.close()
 
     def _served(self) -> None:
         """Note that the server has accepted the client."""
@@ -89,7 +87,7 @@ class LastingClient(abc.ABC, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the handshake."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not inherit from it
+        super().connection_made(transport)
         self._began_at = time.monotonic()
         self._begin()
 
@@ -103,28 +101,80 @@ class LastingClient(abc.ABC, asyncio.Protocol):
         self._gone.set()
         self._decided.set()
 
-    def _write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
-
     @abc.abstractmethod
     def _begin(self) -> None:
         """Send the first bytes of the handshake."""
 
 
-class NumberedSender:
-    """The progress of a client that sends numbered messages; a mix-in for `LastingClient`.
+class Messages(NamedTuple):
+    """The numbered messages of a sender.
 
     Attributes:
+        key: of all of them; MQTT: the last level of their topic.
+        payload: makes the payload of a message.
+        on_ack: called with each acknowledged message.
+        window: the most unacknowledged messages; HTTP: the most records of a request.
+    """
+
+    key: str
+    payload: Callable[[int], bytes]
+    on_ack: Callable[[int], None]
+    window: int
+
+
+class Place(NamedTuple):
+    """The position of a record in its topic."""
+
+    partition: int
+    offset: int
+
+
+class Delivery(NamedTuple):
+    """A received message.
+
+    Attributes:
+        payload: of its Data section.
+        place: the record's position.
+        generation: of the connection: how often the gateway was killed before it.
+        at: time of arrival, `time.monotonic`.
+    """
+
+    payload: bytes
+    place: Place
+    generation: int
+    at: float
+
+
+class NumberedSender:
+    """The progress of a client that sends numbered messages; a mix-in.
+
+    Attributes:
+        messages: what it sends.
         total: number of messages; may be increased.
         answered: number of acknowledged messages.
         given_up: number of refused messages that are not sent again.
     """
 
+    messages: Messages
     total = 0
     answered = 0
     given_up = 0
     _next = 0  # the next message to send for the first time
+
+    def push(self) -> None:
+        """Send as many messages as allowed."""
+        raise NotImplementedError
+
+    def top_up(self, due: float) -> None:
+        """Have it send its first `due` messages; a delayed sender does not catch up in one burst."""
+        most = self.answered + self.given_up + 4 * self.messages.window
+        self.total = max(self.total, int(min(due, most)))
+        self.push()
+
+    def acknowledge(self, number: int) -> None:
+        """Count an acknowledged message."""
+        self.answered += 1
+        self.messages.on_ack(number)
 
     @property
     def finished(self) -> bool:
@@ -135,3 +185,9 @@ class NumberedSender:
     def sent(self) -> int:
         """The number of messages sent at least once."""
         return self._next
+
+
+def progressed(senders: Sequence[NumberedSender]) -> Callable[[], bool]:
+    """Return a condition: every sender has got an acknowledgement since this call."""
+    before = [one.answered for one in senders]
+    return lambda: all(one.answered > then for one, then in zip(senders, before, strict=True))

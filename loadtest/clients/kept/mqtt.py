@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from loadtest.clients.kept.lasting import LastingClient, NumberedSender
+from loadtest.clients.kept.lasting import LastingClient, Messages, NumberedSender
 from loadtest.clients.mqtt_wire import (
     RECEIVE_MAXIMUM,
     Splitter,
@@ -54,7 +54,7 @@ class KeptClient(LastingClient):
     def _begin(self) -> None:
         """Send CONNECT, with Clean Start until there is a session."""
         self._splitter = Splitter()
-        self._write(
+        self.write(
             connect_packet(
                 self.client_id,
                 clean_start=not self._had_session,
@@ -130,41 +130,19 @@ class _Outgoing:
 
 
 class KeptPublisher(NumberedSender, KeptClient):
-    """Publishes numbered messages, with at most `window` unacknowledged.
-
-    Attributes:
-        qos: 1 or 2.
-        total: number of messages; may be increased.
-        answered: number of messages finished by PUBACK or PUBCOMP.
-        given_up: number of refused messages that are not sent again.
-    """
+    """Publishes numbered messages at QoS 1 or 2."""
 
     def __init__(
-        self,
-        address: tuple[str, int],
-        client_id: str,
-        topic: str,
-        *,
-        qos: int,
-        payload: Callable[[int], bytes],
-        on_ack: Callable[[int], None],
-        window: int,
-        again: bool = True,
+        self, address: tuple[str, int], client_id: str, topic: str, messages: Messages, *, qos: int, again: bool = True
     ) -> None:
         """With `again`, refused messages are sent again under another identifier, and events are recorded."""
         super().__init__(address, client_id)
-        self.total = 0
-        self.answered = 0
-        self.given_up = 0
+        self.messages = messages
         self.histories: dict[int, list[Event]] = {}
         self.qos = qos
         self._again = again
-        self._topic = topic
-        self._payload = payload
-        self._on_ack = on_ack
-        self._window = window
-        self._room = window
-        self._next = 0
+        self._topic = f"{topic}/{messages.key}"
+        self._room = messages.window
         self._next_id = 1
         self._resend: list[int] = []
         self._outgoing: dict[int, _Outgoing] = {}  # by packet identifier, in the order of the first PUBLISH
@@ -186,11 +164,11 @@ class KeptPublisher(NumberedSender, KeptClient):
             self._outgoing[identifier] = _Outgoing(sequence)
             out += self._publish(identifier, sequence, dup=False)
         if out:
-            self._write(bytes(out))
+            self.write(bytes(out))
 
     def _publish(self, identifier: int, sequence: int, *, dup: bool) -> bytes:
         self._note(sequence, "PUBLISH DUP" if dup else "PUBLISH", identifier)
-        return publish_packet(self._topic, self._payload(sequence), self.qos, identifier, dup=dup)
+        return publish_packet(self._topic, self.messages.payload(sequence), self.qos, identifier, dup=dup)
 
     def _note(self, sequence: int, what: str, identifier: int) -> None:
         if not self._again:
@@ -199,7 +177,7 @@ class KeptPublisher(NumberedSender, KeptClient):
         history.append(Event(time.time(), what, identifier, self.connects))
 
     def _resume(self, present: bool, receive_maximum: int) -> None:
-        self._room = min(self._window, receive_maximum)
+        self._room = min(self.messages.window, receive_maximum)
         out = bytearray()
         for identifier, one in list(self._outgoing.items()):
             if one.released and present:
@@ -210,7 +188,7 @@ class KeptPublisher(NumberedSender, KeptClient):
                 self._through(identifier)
             else:
                 out += self._publish(identifier, one.sequence, dup=True)
-        self._write(bytes(out))
+        self.write(bytes(out))
         asyncio.get_running_loop().call_soon(self.push)
 
     def _packet(self, first: int, body: bytes) -> None:
@@ -223,7 +201,7 @@ class KeptPublisher(NumberedSender, KeptClient):
         name = {PUBACK: "PUBACK", PUBREC: "PUBREC", PUBCOMP: "PUBCOMP"}[first]
         if one is None:
             if first == PUBREC:
-                self._write(struct.pack(">BBHB", PUBREL, 3, identifier, _NOT_FOUND))
+                self.write(struct.pack(">BBHB", PUBREL, 3, identifier, _NOT_FOUND))
             self.faults.append(f"{name} for the unknown identifier {identifier}")
             return
         self._note(one.sequence, f"{name} 0x{code:02x}" if code else name, identifier)
@@ -238,7 +216,7 @@ class KeptPublisher(NumberedSender, KeptClient):
                 self.given_up += 1
         elif first == PUBREC:
             one.released = True
-            self._write(struct.pack(">BBH", PUBREL, 2, identifier))
+            self.write(struct.pack(">BBH", PUBREL, 2, identifier))
         else:
             if code not in (_FOUND, 0x10):
                 self.faults.append(f"{name} 0x{code:02x} for {identifier}")
@@ -247,8 +225,7 @@ class KeptPublisher(NumberedSender, KeptClient):
 
     def _through(self, identifier: int) -> None:
         one = self._outgoing.pop(identifier)
-        self.answered += 1
-        self._on_ack(one.sequence)
+        self.acknowledge(one.sequence)
 
 
 class KeptSubscriber(KeptClient):
@@ -280,7 +257,7 @@ class KeptSubscriber(KeptClient):
         if not present:
             self._held.clear()
         if not present or not self.subscribed.is_set():
-            self._write(subscribe_packet(1, [(self._filter, self._qos)]))
+            self.write(subscribe_packet(1, [(self._filter, self._qos)]))
 
     def _packet(self, first: int, body: bytes) -> None:
         if first >> 4 == 3:
@@ -290,7 +267,7 @@ class KeptSubscriber(KeptClient):
             known = identifier in self._held
             self._held.discard(identifier)
             code = b"" if known else bytes((_NOT_FOUND,))
-            self._write(packet(PUBCOMP, body[:2] + code))
+            self.write(packet(PUBCOMP, body[:2] + code))
         elif first == 0x90:
             if body[-1] != self._qos:
                 self.faults.append(f"SUBACK 0x{body[-1]:02x}")
@@ -315,8 +292,8 @@ class KeptSubscriber(KeptClient):
             else:
                 self._held.add(number)
                 self._on_message(payload, qos)
-            self._write(bytes((PUBREC, 2)) + identifier)
+            self.write(bytes((PUBREC, 2)) + identifier)
             return
         self._on_message(payload, qos)
         if qos:
-            self._write(bytes((PUBACK, 2)) + identifier)
+            self.write(bytes((PUBACK, 2)) + identifier)

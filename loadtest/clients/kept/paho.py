@@ -16,6 +16,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from loadtest.clients.kept.lasting import Messages, NumberedSender
+
 EXPIRY_S: Final = 3600
 
 
@@ -26,12 +28,16 @@ class PahoClient:
         door: set while it may connect.
     """
 
-    def __init__(self, address: tuple[str, int], client_id: str) -> None:
+    def __init__(self, address: tuple[str, int], client_id: str, *, kept: bool = True) -> None:
+        """`kept`: whether its session outlives a connection; otherwise it may always connect."""
         self.client_id = client_id
         self.connects = 0
         self.faults: list[str] = []
         self.connected = asyncio.Event()
         self.door = asyncio.Event()
+        self._kept = kept
+        if not kept:
+            self.door.set()
         self._address = address
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
@@ -43,11 +49,11 @@ class PahoClient:
     async def run(self) -> None:
         """Stay connected, while `door` is set, until `stop`."""
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        properties.SessionExpiryInterval = EXPIRY_S
+        properties.SessionExpiryInterval = EXPIRY_S if self._kept else 0
         while not self._stopping.is_set():
             await self.door.wait()
             self._gone.clear()
-            self._client.connect(*self._address, clean_start=False, properties=properties)
+            self._client.connect(*self._address, clean_start=not self._kept, properties=properties)
             self._client.loop_start()
             await self._gone.wait()
             self.connected.clear()
@@ -67,7 +73,7 @@ class PahoClient:
             self.faults.append(f"CONNACK {reason}")
             return
         self.connects += 1
-        if self.connects > 1 and not flags.session_present:
+        if self._kept and self.connects > 1 and not flags.session_present:
             self.faults.append(f"connection {self.connects}: the server has no session")
         self._resumed(flags.session_present)
         self._loop.call_soon_threadsafe(self.connected.set)
@@ -76,38 +82,24 @@ class PahoClient:
         """Handle a new connection, in Paho's thread."""
 
 
-class PahoPublisher(PahoClient):
-    """Publishes numbered messages at QoS 1 or 2, with at most `window` unacknowledged."""
+class PahoPublisher(NumberedSender, PahoClient):
+    """Publishes numbered messages at QoS 1 or 2."""
 
     def __init__(
-        self,
-        address: tuple[str, int],
-        client_id: str,
-        topic: str,
-        *,
-        qos: int,
-        payload: Callable[[int], bytes],
-        on_ack: Callable[[int], None],
-        window: int,
+        self, address: tuple[str, int], client_id: str, topic: str, messages: Messages, *, qos: int, kept: bool = True
     ) -> None:
-        super().__init__(address, client_id)
-        self.total = 0
-        self.answered = 0
-        self._topic, self._qos, self._payload, self._on_ack, self._window = topic, qos, payload, on_ack, window
-        self._next = 0
+        super().__init__(address, client_id, kept=kept)
+        self.messages = messages
+        self._topic, self._qos = f"{topic}/{messages.key}", qos
         self._waiting: dict[int, int] = {}  # Paho's message id -> sequence
-        self._client.max_inflight_messages_set(window)
+        self._client.max_inflight_messages_set(messages.window)
         self._client.on_publish = self._on_publish
-
-    @property
-    def finished(self) -> bool:
-        """Whether every message is acknowledged."""
-        return self.answered >= self.total
 
     def push(self) -> None:
         """Publish as many messages as the window allows."""
-        while self.connected.is_set() and self._next < self.total and len(self._waiting) < self._window:
-            info = self._client.publish(self._topic, self._payload(self._next), self._qos)
+        window = self.messages.window
+        while self.connected.is_set() and self._next < self.total and len(self._waiting) < window:
+            info = self._client.publish(self._topic, self.messages.payload(self._next), self._qos)
             self._waiting[info.mid] = self._next
             self._next += 1
 
@@ -122,8 +114,7 @@ class PahoPublisher(PahoClient):
         elif reason.is_failure:
             self.faults.append(f"message {sequence} refused: {reason}")
         else:
-            self.answered += 1
-            self._on_ack(sequence)
+            self.acknowledge(sequence)
 
 
 class PahoSubscriber(PahoClient):
@@ -136,8 +127,10 @@ class PahoSubscriber(PahoClient):
         topic_filter: str,
         qos: int,
         on_message: Callable[[bytes, int], None],
+        *,
+        kept: bool = True,
     ) -> None:
-        super().__init__(address, client_id)
+        super().__init__(address, client_id, kept=kept)
         self.subscribed = asyncio.Event()
         self._filter, self._qos, self._callback = topic_filter, qos, on_message
         self._client.on_message = self._on_message

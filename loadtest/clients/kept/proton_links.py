@@ -16,7 +16,7 @@ from proton import Array, Data, Message, Terminus, symbol
 from proton.handlers import MessagingHandler
 from proton.reactor import Container, ReceiverOption
 
-from loadtest.clients.kept.amqp import Delivery, Place
+from loadtest.clients.kept.lasting import Delivery, Messages, NumberedSender, Place
 
 AGAIN_S: Final = 0.2
 TICK_S: Final = 0.01
@@ -109,39 +109,16 @@ class ProtonClient(MessagingHandler):
             self._connection = None
 
 
-class ProtonSender(ProtonClient):
-    """Sends numbered unsettled messages, with at most `window` without an outcome; see `KeptSender`."""
+class ProtonSender(NumberedSender, ProtonClient):
+    """Sends numbered unsettled messages; see `KeptSender`."""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        container: str,
-        target: str,
-        *,
-        key: str,
-        payload: Callable[[int], bytes],
-        on_accepted: Callable[[int], None],
-        window: int,
-    ) -> None:
+    def __init__(self, address: tuple[str, int], container: str, target: str, messages: Messages) -> None:
         super().__init__(address, container)
-        self.total = 0
-        self.answered = 0
-        self._target, self._key, self._payload, self._on_accepted, self._window = (
-            target,
-            key,
-            payload,
-            on_accepted,
-            window,
-        )
+        self.messages = messages
+        self._target = target
         self._sender: Any = None
-        self._next = 0
         self._again: list[int] = []
         self._waiting: set[int] = set()
-
-    @property
-    def finished(self) -> bool:
-        """Whether every message was accepted."""
-        return self.answered >= self.total
 
     def push(self) -> None:
         """Do nothing: the container's thread checks `total` itself."""
@@ -164,26 +141,22 @@ class ProtonSender(ProtonClient):
         self._work()
 
     def _work(self) -> None:
-        sender = self._sender
-        while sender.credit > 0 and len(self._waiting) < self._window and (self._again or self._next < self.total):
+        sender, (key, payload, _, window) = self._sender, self.messages
+        while sender.credit > 0 and len(self._waiting) < window and (self._again or self._next < self.total):
             if self._again:
                 number = heapq.heappop(self._again)
             else:
                 number = self._next
                 self._next += 1
             self._waiting.add(number)
-            notes = {symbol("x-opt-bridge.key"): self._key}
-            sender.send(Message(body=self._payload(number), inferred=True, annotations=notes), tag=str(number))
+            notes = {symbol("x-opt-bridge.key"): key}
+            sender.send(Message(body=payload(number), inferred=True, annotations=notes), tag=str(number))
 
     def on_accepted(self, event: Any) -> None:
         """Count a message that is in Kafka."""
         number = int(event.delivery.tag)
         self._waiting.discard(number)
-        self._loop.call_soon_threadsafe(self._count, number)
-
-    def _count(self, number: int) -> None:
-        self.answered += 1
-        self._on_accepted(number)
+        self._loop.call_soon_threadsafe(self.acknowledge, number)
 
     def on_released(self, event: Any) -> None:
         """Queue a released or modified message for sending again."""

@@ -7,50 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Final
 
 from loadtest.clients.http_wire import Splitter, request
-from loadtest.clients.kept.lasting import LastingClient, NumberedSender
+from loadtest.clients.kept.lasting import LastingClient, Messages, NumberedSender
 from loadtest.clients.rest import TEXT_RECORDS
 
 PAUSE_S: Final = 1.0  # after a refusal, or longer by its Retry-After
 
 
 class KeptProducer(NumberedSender, LastingClient):
-    """Posts numbered records with one key.
+    """Posts numbered records with one key."""
 
-    Attributes:
-        total: number of records; may be increased.
-        answered: number of records with an offset.
-        given_up: number of refused records.
-    """
-
-    closing = b""
     sign_of_life = b""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        client_id: str,
-        topic: str,
-        *,
-        key: str,
-        payload: Callable[[int], bytes],
-        on_ack: Callable[[int], None],
-        window: int,
-    ) -> None:
-        """`window` is the most records of a request."""
+    def __init__(self, address: tuple[str, int], client_id: str, topic: str, messages: Messages) -> None:
         super().__init__(address, client_id)
-        self.total = 0
-        self.answered = 0
-        self.given_up = 0
+        self.messages = messages
         self._path = f"/topics/{topic}"
-        self._key = key
-        self._payload = payload
-        self._on_ack = on_ack
-        self._window = window
-        self._next = 0
         self._asked = range(0)  # records of the pending request
         self._pausing = False
         self._splitter = Splitter()
@@ -59,14 +33,15 @@ class KeptProducer(NumberedSender, LastingClient):
         """Post the next batch if none is in flight."""
         if self._asked or self._pausing or self._next >= self.total or not self.connected.is_set():
             return
-        self._asked = range(self._next, min(self.total, self._next + self._window))
+        self._asked = range(self._next, min(self.total, self._next + self.messages.window))
         self._next = self._asked.stop
         self._post()
 
     def _post(self) -> None:
-        records = [{"key": self._key, "value": self._payload(sequence).decode()} for sequence in self._asked]
+        key, payload, *_ = self.messages
+        records = [{"key": key, "value": payload(sequence).decode()} for sequence in self._asked]
         body = json.dumps({"records": records}).encode()
-        self._write(request("POST", self._path, TEXT_RECORDS, body))
+        self.write(request("POST", self._path, TEXT_RECORDS, body))
 
     def _begin(self) -> None:
         """Repeat a request that has no response; there is no handshake."""
@@ -97,8 +72,7 @@ class KeptProducer(NumberedSender, LastingClient):
         refused = 0
         for sequence, result in zip(self._asked, results, strict=False):
             if "offset" in result:
-                self.answered += 1
-                self._on_ack(sequence)
+                self.acknowledge(sequence)
             else:
                 refused += 1
                 self.refusals[str(result["error_code"])] += 1

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from loadtest.spark.lakes import FORMATS
-from loadtest.spark.poison.records import DEVICES, FAST
 from loadtest.spark.readings import Topics
 from loadtest.verify import stored
+from tests.support.poison_records import DEVICES, FAST
 
 GOOD: Final = (*DEVICES, *FAST)
 COLUMNS: Final = 'columns = { n = "long", x = "double", s = "string" }'
