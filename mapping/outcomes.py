@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 class Outcome(enum.Enum):
     """The outcome of one record."""
 
+    __hash__ = object.__hash__  # Enum hashes the name, in Python, at each look-up
+
     STORED = "stored"  # every in-sync replica has it
     BUSY = "busy"  # transient, the client should retry: Kafka unreachable, a quota, a batch of unknown outcome
     UNFIT = "unfit"  # cannot be mapped or decoded

@@ -9,6 +9,8 @@ from typing import Final
 class Sending(enum.Enum):
     """What a partition queue does with its next batch."""
 
+    __hash__ = object.__hash__  # Enum hashes the name, in Python, at each look-up
+
     IDLE = enum.auto()  # no record waits, and nothing is in flight
     OFFERED = enum.auto()  # the batch waits for the next request to the partition's leader
     SENT = enum.auto()  # it is in a request of a turn
@@ -18,6 +20,8 @@ class Sending(enum.Enum):
 
 class Step(enum.Enum):
     """What happens to the batch."""
+
+    __hash__ = object.__hash__  # Enum hashes the name, in Python, at each look-up
 
     OFFER = enum.auto()  # the requests of the turn take the queue
     LEAVE = enum.auto()  # something is unusual
