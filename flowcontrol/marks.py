@@ -57,8 +57,8 @@ def write_marks(first: int, marks: Marks, limit: int = MARKS_LIMIT) -> str:
 
 def read_marks(first: int, text: str) -> Marks:
     """Decode the marks in the metadata that was committed with offset `first`; without legal ones there are none."""
-    _, found, packed = text.partition(MARKS)
-    numbers = unpack(packed) if found else None
+    _, mark, packed = text.partition(MARKS)
+    numbers = unpack(packed) if mark else None
     if numbers is None:
         return Marks({})
     skipped, length = next(numbers, 0), next(numbers, 0)

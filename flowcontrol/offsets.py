@@ -116,14 +116,14 @@ class OffsetSet:
 
     def _take(self, key: int, mask: int) -> bool:
         bits = self._blocks.get(key, 0)
-        found = bits & mask
-        if found:
-            self._count -= found.bit_count()
-            if found == bits:
+        low = bits & mask
+        if low:
+            self._count -= low.bit_count()
+            if low == bits:
                 del self._blocks[key]
             else:
-                self._blocks[key] = bits ^ found
-        return found != 0
+                self._blocks[key] = bits ^ low
+        return low != 0
 
 
 class Ledger(NamedTuple):

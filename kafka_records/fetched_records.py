@@ -152,13 +152,13 @@ def _unpack(source: PartitionRecords, end: int, trials: _Trials) -> Iterator[Rec
         raw = batches.last
         behind = offset_behind(raw, source.next_fetch_offset, end)
         try:
-            for found in records(topic, partition, raw, end, most):
-                if found.offset >= source.next_fetch_offset:
-                    source.next_fetch_offset = found.offset + 1
-                    if len(found.headers) > most:
-                        trials.tell(_crowded(source._tp, found.offset, most))
+            for read in records(topic, partition, raw, end, most):
+                if read.offset >= source.next_fetch_offset:
+                    source.next_fetch_offset = read.offset + 1
+                    if len(read.headers) > most:
+                        trials.tell(_crowded(source._tp, read.offset, most))
                         continue
-                    yield found
+                    yield read
             source.next_fetch_offset = max(source.next_fetch_offset, behind)
             continue
         except Exception as error:  # as above

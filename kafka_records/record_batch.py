@@ -146,14 +146,14 @@ def _headers(body: bytes, at: int, most: int) -> tuple[tuple[Header, ...], int]:
     count, at = _varint(body, at)
     if not 0 <= count <= len(body) - at:
         raise CorruptRecordException(f"a record has {count} headers")
-    found: list[Header] = []
+    headers: list[Header] = []
     for _ in range(min(count, most + 1)):
         name, at = _bytes(body, at)
         if name is None:
             raise CorruptRecordException("a header has no name")
         value, at = _bytes(body, at)
-        found.append((name.decode("utf-8", "replace"), value))
-    return tuple(found), at
+        headers.append((name.decode("utf-8", "replace"), value))
+    return tuple(headers), at
 
 
 def _bytes(body: bytes, at: int) -> tuple[bytes | None, int]:

@@ -67,7 +67,7 @@ class TopicNames:
             if "." in name and any(pattern.fullmatch(name) for pattern in self._allowed):
                 return True
             made = ((text, back.fullmatch(folded)) for text, back in self._templates)
-            chosen = next((text.format_map(found.groupdict()) for text, found in made if found is not None), folded)
+            chosen = next((text.format_map(match.groupdict()) for text, match in made if match is not None), folded)
         return chosen == name
 
     def may_have_moved(self, name: str) -> bool:
@@ -178,8 +178,8 @@ class _Rule:
 
     def backward(self, topic: str, key: bytes | None, names: TopicNames) -> str | None:
         """Return the MQTT topic of a record without our header, or None if the rule cannot be reversed for it."""
-        found = self._topic_back.fullmatch(topic)
-        if found is None or key is None or len(key) > _MQTT_TOPIC_LIMIT:
+        match = self._topic_back.fullmatch(topic)
+        if match is None or key is None or len(key) > _MQTT_TOPIC_LIMIT:
             return None
         text = text_of(key)
         if text is None:
@@ -192,7 +192,7 @@ class _Rule:
         from_key = self._key_back.fullmatch(text)
         if from_key is None:
             return None
-        values = found.groupdict()
+        values = match.groupdict()
         for name, value in from_key.groupdict().items():
             if values.setdefault(name, value) != value:
                 return None
@@ -267,14 +267,14 @@ class Rules:
 
     def destination(self, mqtt_topic: str) -> Destination:
         """Return the destination of a valid MQTT topic name without wildcards."""
-        found = self._forward.get(mqtt_topic)
-        if found is None:
+        destination = self._forward.get(mqtt_topic)
+        if destination is None:
             self._forward_size += len(mqtt_topic) + _ENTRY
             if self._forward_size > _CACHE_LIMIT:
                 self._forward.clear()
                 self._forward_size = len(mqtt_topic) + _ENTRY
-            found = self._forward[mqtt_topic] = self._find(mqtt_topic)
-        return found
+            destination = self._forward[mqtt_topic] = self._find(mqtt_topic)
+        return destination
 
     def mqtt_topic(self, topic: str, key: bytes | None, headers: Headers = ()) -> str | None:
         """Return the MQTT topic name of a record; None if it has none (its key is not UTF-8 or has a wildcard)."""
@@ -282,9 +282,9 @@ class Rules:
             if name == MQTT_TOPIC and value:
                 return _topic_name(value)
         for rule in self._rules:
-            found = rule.backward(topic, key, self._names)
-            if found is not None:
-                return found if _is_plain(found) and len(found.encode()) <= _MQTT_TOPIC_LIMIT else None
+            topic_name = rule.backward(topic, key, self._names)
+            if topic_name is not None:
+                return topic_name if _is_plain(topic_name) and len(topic_name.encode()) <= _MQTT_TOPIC_LIMIT else None
         if key is None:
             return topic
         text = _topic_name(key)
@@ -360,9 +360,9 @@ class Rules:
     def _find(self, mqtt_topic: str) -> Destination:
         levels = mqtt_topic.split("/")
         for rule in self._rules:
-            found = rule.forward(levels, mqtt_topic, self._names)
-            if found is not None:
-                return found
+            destination = rule.forward(levels, mqtt_topic, self._names)
+            if destination is not None:
+                return destination
         if self._is_own_topic(levels[0]):
             rest = "/".join(levels[1:])
             return Destination(levels[0], rest.encode() if len(levels) > 1 else None)

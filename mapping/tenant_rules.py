@@ -32,10 +32,10 @@ class TenantRules(Rules):
 
     def _find(self, mqtt_topic: str) -> Destination:
         prefix, own = _unmount(mqtt_topic)
-        found = self._own.destination(own)
-        whole = prefix + found.topic
+        destination = self._own.destination(own)
+        whole = prefix + destination.topic
         if is_topic_name(whole) if prefix else tenant_of(whole) is None:
-            return Destination(whole, found.key)
+            return Destination(whole, destination.key)
         return Destination(prefix + self._catch_all, own.encode())
 
     def mqtt_topic(self, topic: str, key: bytes | None, headers: Headers = ()) -> str | None:
@@ -44,11 +44,11 @@ class TenantRules(Rules):
             return self._own.mqtt_topic(topic, key, headers)
         tenant = tenant_of(topic)
         if tenant is None:
-            found = self._own.mqtt_topic(topic, key, headers)
-            return None if found is None or found.startswith(MOUNT) else found
-        found = self._own.mqtt_topic(topic[len(tenant) + 1 :], key, headers)
+            name = self._own.mqtt_topic(topic, key, headers)
+            return None if name is None or name.startswith(MOUNT) else name
+        name = self._own.mqtt_topic(topic[len(tenant) + 1 :], key, headers)
         # A wildcard at a tenant's first level would match a name that starts with $ [MQTT-4.7.2-1].
-        return None if not found or found.startswith("$") else f"{MOUNT}{tenant}/{found}"
+        return None if not name or name.startswith("$") else f"{MOUNT}{tenant}/{name}"
 
     def kafka_topics(self, mqtt_filter: str, known: Iterable[str]) -> set[str]:
         """Return those of the `known` Kafka topics that may hold records for the whole MQTT filter."""
@@ -56,8 +56,8 @@ class TenantRules(Rules):
         if not prefix:
             return self._own.kafka_topics(own, [topic for topic in known if tenant_of(topic) is None])
         start = len(prefix)
-        found = self._own.kafka_topics(own, [topic[start:] for topic in known if topic.startswith(prefix)])
-        return {prefix + topic for topic in found}
+        names = self._own.kafka_topics(own, [topic[start:] for topic in known if topic.startswith(prefix)])
+        return {prefix + topic for topic in names}
 
     def may_create(self, topic: str) -> bool:
         """Whether a client may create a Kafka topic of this name."""
@@ -67,33 +67,33 @@ class TenantRules(Rules):
     def kafka_filter(self, mqtt_filter: str) -> list[str] | None:
         """Return the whole Kafka names, or patterns, that an MQTT filter can match; None if it can match any."""
         prefix, own = _unmount(mqtt_filter)
-        found = self._own.kafka_filter(own)
-        if found is None:
+        names = self._own.kafka_filter(own)
+        if names is None:
             return None
-        if not prefix and tenant_of(found[0]) is not None:
-            return [self._catch_all, *found]
-        return [prefix + found[0], *found[1:]]
+        if not prefix and tenant_of(names[0]) is not None:
+            return [self._catch_all, *names]
+        return [prefix + names[0], *names[1:]]
 
     def literal_topics(self, mqtt_filter: str) -> tuple[str, ...]:
         """Return the whole Kafka names of the topics that an MQTT filter names."""
         prefix, own = _unmount(mqtt_filter)
-        found = self._own.literal_topics(own)
+        names = self._own.literal_topics(own)
         if prefix:
-            return tuple(prefix + topic for topic in found)
-        return tuple(dict.fromkeys(topic if tenant_of(topic) is None else self._catch_all for topic in found))
+            return tuple(prefix + topic for topic in names)
+        return tuple(dict.fromkeys(topic if tenant_of(topic) is None else self._catch_all for topic in names))
 
     def own_name(self, whole: str) -> str:
         """Return an MQTT topic or client id without its tenant's mount point."""
-        found = _MOUNTED.match(whole)
-        return whole if found is None else whole[found.end() :]
+        match = _MOUNTED.match(whole)
+        return whole if match is None else whole[match.end() :]
 
     def whole_client(self, client_id: str, mqtt_topic: str) -> str:
         """Return the client id with the mount point of the tenant that `mqtt_topic` belongs to."""
-        found = _MOUNTED.match(mqtt_topic)
-        return client_id if found is None else found[0] + client_id
+        match = _MOUNTED.match(mqtt_topic)
+        return client_id if match is None else match[0] + client_id
 
 
 def _unmount(whole: str) -> tuple[str, str]:
     """Return the prefix of Kafka topics for a whole MQTT name, and the name without its mount point."""
-    found = _MOUNTED.match(whole)
-    return ("", whole) if found is None else (found[1] + SEPARATOR, whole[found.end() :])
+    match = _MOUNTED.match(whole)
+    return ("", whole) if match is None else (match[1] + SEPARATOR, whole[match.end() :])

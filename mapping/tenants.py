@@ -42,8 +42,8 @@ def is_tenant(name: str) -> bool:
 
 def tenant_of(whole: str) -> str | None:
     """Return the tenant of a Kafka topic or a group, or None."""
-    found = _WHOLE.match(whole)
-    return None if found is None else found[1]
+    match = _WHOLE.match(whole)
+    return None if match is None else match[1]
 
 
 class Names(msgspec.Struct, frozen=True):

@@ -143,16 +143,16 @@ def _read_block(kind: int, data: bytes) -> ProxyHeader:
 
 def _values(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
     """Return type, start and end of each TLV."""
-    found: list[tuple[int, int, int]] = []
+    values: list[tuple[int, int, int]] = []
     while at < end:
         if end - at < 3:
             raise ProxyError("truncated TLV")
         stop = at + 3 + int.from_bytes(data[at + 1 : at + 3], "big")
         if stop > end:
             raise ProxyError("a TLV is longer than the header")
-        found.append((data[at], at + 3, stop))
+        values.append((data[at], at + 3, stop))
         at = stop
-    return found
+    return values
 
 
 def _common_name(data: bytes, start: int, stop: int) -> str | None:

@@ -50,30 +50,30 @@ def figures(text: str) -> tuple[Figures, ...]:
                 if sample.value:
                     triggers[query] = labels.get("trigger", "")
                 continue
-            found = values.setdefault(query, {})
-            found[name] = found.get(name, 0.0) + sample.value
-    return tuple(_figures(job, query, triggers.get((job, query), ""), found) for (job, query), found in values.items())
+            kinds = values.setdefault(query, {})
+            kinds[name] = kinds.get(name, 0.0) + sample.value
+    return tuple(_figures(job, query, triggers.get((job, query), ""), kinds) for (job, query), kinds in values.items())
 
 
-def _figures(job: str, query: str, trigger: str, found: Mapping[str, float]) -> Figures:
+def _figures(job: str, query: str, trigger: str, values: Mapping[str, float]) -> Figures:
     def whole(name: str) -> int | None:
-        return round(found[name]) if name in found else None
+        return round(values[name]) if name in values else None
 
     return Figures(
         job=job,
         query=query,
         trigger=trigger,
         rows=whole("rows_total") or 0,
-        rows_per_second=found.get("rows_per_second", 0.0),
+        rows_per_second=values.get("rows_per_second", 0.0),
         lag=whole("lag"),
         batch=whole("batch"),
-        batch_s=found.get("batch_duration_seconds"),
+        batch_s=values.get("batch_duration_seconds"),
         late=whole("late_total"),
         malformed=whole("malformed_total"),
         dead_letters=whole("dead_letters_total"),
         state_rows=whole("state_rows"),
         state_bytes=whole("state_bytes"),
-        watermark_lag_s=found.get("watermark_lag_seconds"),
-        last_batch=found.get("last_batch_timestamp_seconds"),
+        watermark_lag_s=values.get("watermark_lag_seconds"),
+        last_batch=values.get("last_batch_timestamp_seconds"),
         restarts=whole("restarts_total") or 0,
     )

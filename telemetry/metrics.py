@@ -73,12 +73,12 @@ class Metrics(Collector):
 
     def figures(self, names: Collection[str]) -> dict[str, list[tuple[dict[str, str], float]]]:
         """Return the labels and values of the metrics with these names."""
-        found: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in names}
+        samples: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in names}
         for family in self.collect():
             for sample in family.samples:
-                if sample.name in found:
-                    found[sample.name].append((dict(sample.labels), sample.value))
-        return found
+                if sample.name in samples:
+                    samples[sample.name].append((dict(sample.labels), sample.value))
+        return samples
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: the families are known only when the sources are read."""
@@ -90,13 +90,13 @@ class Metrics(Collector):
         for source, read, labels in self._sources:
             try:
                 value = read()
-                found = [] if value is None else list(_samples((PREFIX, source), labels, value))
+                samples = [] if value is None else list(_samples((PREFIX, source), labels, value))
             except Exception as error:
                 if source not in self._failures:
                     log.exception("statistics failed", source=source, error=type(error).__name__)
                 self._failures[source] = self._failures.get(source, 0) + 1
                 continue
-            for name, declared, row in found:
+            for name, declared, row in samples:
                 families.setdefault(name, (declared, []))[1].append(row)
         for name, (declared, rows) in sorted(families.items()):
             yield _family(name, declared, rows)
@@ -189,5 +189,5 @@ def _family(name: str, declared: Declared, rows: Sequence[Row]) -> Metric:
             family.add_metric(values, buckets=value[0], sum_value=value[1])
         else:
             family.add_metric(values, value)
-    found: Metric = family
-    return found
+    metric: Metric = family
+    return metric

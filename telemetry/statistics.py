@@ -58,7 +58,7 @@ class Field(msgspec.Struct, frozen=True):
 @functools.cache
 def fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
     """Return the declared fields of a statistics struct in order; other fields are left out."""
-    found = []
+    members = []
     for name, hint in get_type_hints(struct, include_extras=True).items():
         kind, declared = hint, None
         if get_origin(hint) is Annotated:
@@ -66,8 +66,8 @@ def fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
             declared = next((note for note in notes if isinstance(note, Declared)), None)
         inside = _struct_in(kind)
         if declared is not None or inside is not None:
-            found.append(Field(name, declared, inside))
-    return tuple(found)
+            members.append(Field(name, declared, inside))
+    return tuple(members)
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:

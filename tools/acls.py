@@ -95,8 +95,8 @@ async def allow_gateway(bootstrap: str, user: str, places: Mapping[Resource, Acl
         await acls.create(*rights)
 
 
-def _none(found: Iterator[bool]) -> bool:
-    return not any(found)
+def _none(changes: Iterator[bool]) -> bool:
+    return not any(changes)
 
 
 def _text(value: str) -> bytes:

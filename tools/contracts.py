@@ -20,7 +20,7 @@ class CoreImportsNoPart(Contract):
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         """Find the imports into a part from elsewhere."""
         named = {name for part in PARTS.values() for name in (part.entry, part.command, *part.modules) if name}
-        found = sorted(
+        broken = sorted(
             (importer, imported)
             for importer in graph.modules
             if importer.split(".")[0] in PRODUCT
@@ -28,7 +28,7 @@ class CoreImportsNoPart(Contract):
             if part_of(imported) not in _allowed(part_of(importer))
         )
         missing = sorted(named - graph.modules)
-        return ContractCheck(kept=not found and not missing, metadata={"imports": found, "missing": missing})
+        return ContractCheck(kept=not broken and not missing, metadata={"imports": broken, "missing": missing})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
         """Print the imports."""

@@ -215,10 +215,10 @@ BOARDS: Final = (
 
 def metric_of(name: str) -> DescribedMetric:
     """Find a metric by its name in a panel; raises ValueError if there is none."""
-    found = KNOWN.get(f"trivium_{name}", KNOWN.get(name))
-    if found is None:
+    metric = KNOWN.get(f"trivium_{name}", KNOWN.get(name))
+    if metric is None:
         raise ValueError(f"there is no metric {name}")
-    return found
+    return metric
 
 
 def query(metric: DescribedMetric, chosen: str, by: tuple[str, ...]) -> str:

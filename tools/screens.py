@@ -89,14 +89,14 @@ def main() -> None:
             terminal.read_for(0.5)
         terminal.read_for(SHOWN_S)
         (DOCS / "run.svg").write_text(terminal.svg())
-        found = MANAGEMENT.search(terminal.text)
-        assert found is not None
+        match = MANAGEMENT.search(terminal.text)
+        assert match is not None
         chromium = shutil.which("chromium")
         if chromium is None:
             raise SystemExit("chromium is not installed (Debian: apt-get install chromium)")
         subprocess.run(  # noqa: S603 - the address is the gateway's own
             [chromium, "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1400,800",
-             "--timeout=8000", f"--screenshot={DOCS / 'console.png'}", f"{found[1]}/console"],
+             "--timeout=8000", f"--screenshot={DOCS / 'console.png'}", f"{match[1]}/console"],
             check=True, capture_output=True,
         )  # fmt: skip
     finally:

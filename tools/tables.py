@@ -164,9 +164,9 @@ DECODERS: Final[Mapping[str, tuple[str, str]]] = {
 def replace(page: str, name: str, table: str) -> str:
     """Insert `table` between its markers on a page; raises ValueError if they are missing."""
     begin, end = BEGIN.format(name), END.format(name)
-    before, found, rest = page.partition(begin)
+    before, mark, rest = page.partition(begin)
     _, closed, after = rest.partition(end)
-    if not (found and closed):
+    if not (mark and closed):
         raise ValueError(f"the page has no place for {name}")
     return f"{before}{begin}\n{table}\n{end}{after}"
 
@@ -181,8 +181,8 @@ def decisions() -> str:
             continue  # the template
         if (line := MOVED.match(text)) is not None and line[1] == number:
             moved.append(f"{number} in {line[2]}")
-        elif (found := TITLE.match(text)) is not None and found[1] == number and found[3] in rows:
-            rows[found[3]].append(f"- [{number}]({path.name}) {found[2]}\n")
+        elif (match := TITLE.match(text)) is not None and match[1] == number and match[3] in rows:
+            rows[match[3]].append(f"- [{number}]({path.name}) {match[2]}\n")
         else:
             themes = ", ".join(THEMES)
             raise ValueError(f"{path.name}: expected '# {number}: ...' and 'Date: YYYY-MM-DD. Theme: ONE OF {themes}.'")
@@ -213,15 +213,15 @@ def _settings(model: type[BaseModel], prefix: str) -> Iterator[str]:
 @functools.cache
 def _descriptions(model: type[BaseModel]) -> dict[str, str]:
     """Return the texts below a model's fields, one line each. Pydantic would parse them at every start of a process."""
-    found = {}
+    descriptions = {}
     for kind in reversed([kind for kind in model.__mro__ if issubclass(kind, BaseModel)]):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
         assert isinstance(definition, ast.ClassDef)
         for field, below in itertools.pairwise(definition.body):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                    found[name] = " ".join(text.split())
-    return found
+                    descriptions[name] = " ".join(text.split())
+    return descriptions
 
 
 def _default(value: Any) -> str:
@@ -295,8 +295,8 @@ def mutations() -> str:
     """Return the table of the mutations that TLC finds in the models and tests find in the code."""
     rows = ["| model | mistake | property | the same in the code | found by |\n|---|---|---|---|---|\n"]
     for entry in tomllib.loads((MODELS / "mutations.toml").read_text(encoding="utf-8"))["mutation"]:
-        found = "<br>".join(f"`{test.rpartition('/')[2]}`" for test in entry["tests"])
-        rows.append(f"| {entry['spec']} | {entry['mistake']} | {entry['breaks']} | {entry['code']} | {found} |\n")
+        tests = "<br>".join(f"`{test.rpartition('/')[2]}`" for test in entry["tests"])
+        rows.append(f"| {entry['spec']} | {entry['mistake']} | {entry['breaks']} | {entry['code']} | {tests} |\n")
     return "".join(rows)
 
 

@@ -220,16 +220,16 @@ class NodeConsumer(Subscriber):
 
     def requeue(self, record: Received, *, failed: bool = True, at_once: bool = False) -> None:
         """Return a record to the node, which offers it again; see `Membership.requeue`."""
-        found = self._held.pop(id(record), None)
-        if found is not None:
-            again = found._replace(attempts=found.attempts + failed, returns=found.returns + 1)
+        delivery = self._held.pop(id(record), None)
+        if delivery is not None:
+            again = delivery._replace(attempts=delivery.attempts + failed, returns=delivery.returns + 1)
             self._node.give_back(again, at_once=at_once)
 
     def decline(self, record: Received, *, failed: bool, keep: bool) -> None:
         """Leave a record that this receiver must not have to the others; without one it is dropped."""
-        found = self._held.pop(id(record), None)
-        if found is not None:
-            left = found._replace(attempts=found.attempts + failed, declined=found.declined | {self})
+        delivery = self._held.pop(id(record), None)
+        if delivery is not None:
+            left = delivery._replace(attempts=delivery.attempts + failed, declined=delivery.declined | {self})
             self._node.give_back(left, at_once=True)
 
     def has_other(self, record: Received) -> bool:
@@ -238,8 +238,8 @@ class NodeConsumer(Subscriber):
 
     def attempts(self, record: Received) -> int:
         """Return how often the record was returned as failed."""
-        found = self._held.get(id(record))
-        return found.attempts if found is not None else 0
+        delivery = self._held.get(id(record))
+        return delivery.attempts if delivery is not None else 0
 
     def failures(self, record: Received) -> int:
         """Return 0: failures are not counted, because dynamic nodes have no dead letters."""

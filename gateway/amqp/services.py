@@ -93,12 +93,12 @@ class AmqpServices:
 
     def nodes(self, names: Names) -> Nodes:
         """Return the dynamic nodes of one tenant."""
-        found = self._nodes.get(names.prefix)
-        if found is None:
+        nodes = self._nodes.get(names.prefix)
+        if nodes is None:
             own = self.config.reply_topic
-            found = Nodes(self.live_reader, self.publisher, names.topic(own), self._random_id, own)
-            self._nodes[names.prefix] = found
-        return found
+            nodes = Nodes(self.live_reader, self.publisher, names.topic(own), self._random_id, own)
+            self._nodes[names.prefix] = nodes
+        return nodes
 
     @property
     def nodes_count(self) -> int:

@@ -125,8 +125,8 @@ def retrieve(
         for line in _lines(child):
             if fetched := _FETCHED.search(line):
                 yield Step(f"{fetched[1]}-{fetched[2]}", True)
-            elif found := _FOUND.match(line):
-                yield Step(f"{found[1]}-{found[2]}", False)
+            elif match := _FOUND.match(line):
+                yield Step(f"{match[1]}-{match[2]}", False)
             elif _INFORMATIVE.search(line) or _FULL in line:
                 last_lines.append(line.strip())
         code = child.wait()

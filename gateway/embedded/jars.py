@@ -210,13 +210,13 @@ def _fetch(
     wrong = []
     for jar in missing:
         staged = ivy.retrieved(staging, jar.file_name)
-        found = sha256_of(staged) if staged.exists() else "nothing"
-        if found == jar.sha256:
+        digest = sha256_of(staged) if staged.exists() else "nothing"
+        if digest == jar.sha256:
             staged.replace(directory / jar.file_name)  # atomic
             _store_stamp(directory, jar)
         else:
             ivy.forget(staging, jar.group, jar.artifact, jar.file_name)
-            wrong.append(f"{jar.file_name} is not the one in the lock (SHA-256 {found}, expected {jar.sha256})")
+            wrong.append(f"{jar.file_name} is not the one in the lock (SHA-256 {digest}, expected {jar.sha256})")
     if wrong:
         raise JarError(f"{wrong[0]}: the repository or a proxy served something else, nothing was kept")
     report(DownloadProgress(f"{set_name} jars: all verified", total, total))

@@ -49,10 +49,10 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
         if not os.access(path, os.X_OK):
             raise JavaError(f"JAVA_HOME is {home}, but there is no bin/java in it: correct it or unset it")
     else:
-        found = shutil.which("java", path=environment.get("PATH"))
-        if found is None:
+        java = shutil.which("java", path=environment.get("PATH"))
+        if java is None:
             raise JavaError(f"Java is missing: install Java {OLDEST_JAVA} or newer, or set JAVA_HOME")
-        path = Path(found)
+        path = Path(java)
     try:
         answer = subprocess.run(  # noqa: S603 - the user's own Java
             [path, "-version"], capture_output=True, text=True, timeout=ANSWER_LIMIT_S, check=False

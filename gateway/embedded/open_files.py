@@ -42,15 +42,15 @@ class BrokerCapacity:
 
     def __call__(self, partitions: int, more: int) -> str | None:
         """Return why `more` partitions do not fit in addition to the existing ones; None when they do."""
-        found = self.statistics()
-        most = int(SHARE * found.open_files_limit)
+        counts = self.statistics()
+        most = int(SHARE * counts.open_files_limit)
         # The broker opens a new partition's log shortly after the partition appears in metadata.
-        files = max(found.open_files, FILES_WITHOUT_DATA + partitions)
-        if not found.open_files_limit or files + more <= most:
+        files = max(counts.open_files, FILES_WITHOUT_DATA + partitions)
+        if not counts.open_files_limit or files + more <= most:
             return None
         return (
             f"the embedded Kafka needs {files} open files for its {partitions} partitions and may have"
-            f" {found.open_files_limit}: {more} more do not fit"
+            f" {counts.open_files_limit}: {more} more do not fit"
         )
 
     def statistics(self) -> OpenFilesStatistics:

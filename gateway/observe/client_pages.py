@@ -44,8 +44,8 @@ class ClientPages:
 
     async def _show(self, request: web.Request) -> web.StreamResponse:
         wanted = _id(request)
-        found = await self._clients.details(wanted)
-        return answer(ClientsPage(found)) if found else _not_found(wanted)
+        clients = await self._clients.details(wanted)
+        return answer(ClientsPage(clients)) if clients else _not_found(wanted)
 
     async def _kick(self, request: web.Request) -> web.StreamResponse:
         wanted = _id(request)

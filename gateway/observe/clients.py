@@ -94,10 +94,10 @@ class ClientList:
 
     async def details(self, wanted: str) -> list[ClientView]:
         """Return all details of the clients with an id, including an MQTT session without a connection."""
-        found = [client for client in await self.find(wanted) if client.identifier]
-        paused = self._pauses.open() if found else {}
+        clients = [client for client in await self.find(wanted) if client.identifier]
+        paused = self._pauses.open() if clients else {}
         views = []
-        for client in found:
+        for client in clients:
             view = client.view(whole=True)
             if view.flow is not None:
                 view.flow.paused = [*paused.get(client.subject, ()), *view.flow.paused]
@@ -112,11 +112,11 @@ class ClientList:
 
     async def kick(self, wanted: str) -> int:
         """Close the clients with an id and return their number."""
-        found = [client for client in await self.find(wanted) if client.identifier]
-        for client in found:
+        clients = [client for client in await self.find(wanted) if client.identifier]
+        for client in clients:
             client.kick()
             log.info("closed by an operator", client=wanted)
-        return len(found)
+        return len(clients)
 
 
 def _by_id(entry: tuple[str, Connected]) -> str:

@@ -81,10 +81,10 @@ class FlowSnapshots:
         selected: list[ConnectionFlow] = []
         for *_, connection in sorted(chosen, reverse=True, key=lambda entry: entry[:3]):
             await slices.rest()
-            found = connection.flow()
-            if found is not None:
-                found.paused = [*paused.get(found.subject, ()), *found.paused]
-                selected.append(found)
+            flow = connection.flow()
+            if flow is not None:
+                flow.paused = [*paused.get(flow.subject, ()), *flow.paused]
+                selected.append(flow)
         now = [PausedNow(subject, each.reason, each.since) for subject, list_ in paused.items() for each in list_]
         return Snapshot(
             at=time.time(),

@@ -75,11 +75,11 @@ async def _job(session: aiohttp.ClientSession, address: str) -> SparkJob:
                 body += part
                 if len(body) > LARGEST:
                     return SparkJob(address, error=f"sends more than {LARGEST:,} bytes")
-        found = await asyncio.to_thread(figures, body.decode())
+        job_figures = await asyncio.to_thread(figures, body.decode())
     except TimeoutError:
         return SparkJob(address, error=f"does not answer within {ANSWER_S:g} s")
     except aiohttp.ClientError:
         return SparkJob(address, error="does not answer")
     except ValueError:
         return SparkJob(address, error="sends no metrics")
-    return SparkJob(address, queries=found[:QUERIES], error="" if found else "reports no query yet")
+    return SparkJob(address, queries=job_figures[:QUERIES], error="" if job_figures else "reports no query yet")

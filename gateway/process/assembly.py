@@ -180,12 +180,12 @@ def most_debt(config: Config) -> tuple[int, int]:
 
 def may_create(config: Config, rules: Rules) -> Callable[[str], bool]:
     """Return the check whether a topic may be created: dead-letter topics, and what the mapping rules allow."""
-    before, found, behind = (config.amqp.dead_letter_topic or "").partition(TOPIC_FIELD)
+    before, field, behind = (config.amqp.dead_letter_topic or "").partition(TOPIC_FIELD)
     tenancy = Tenancy(config.security.tenants.enabled)
 
     def allowed(whole: str) -> bool:
         name = tenancy.of(whole).own(whole)
-        dead = found and len(name) > len(before) + len(behind) and name.startswith(before) and name.endswith(behind)
+        dead = field and len(name) > len(before) + len(behind) and name.startswith(before) and name.endswith(behind)
         return bool(dead) or name == before or rules.may_create(whole)
 
     return allowed

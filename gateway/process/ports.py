@@ -43,15 +43,15 @@ def listeners(config: Config) -> tuple[ListenerSettings, ...]:
             log in; the text names the key.
     """
     configured = _listed(config) if config.listeners else _of_sections(config)
-    found = tuple(_settings(config.security, key, listener) for key, listener in configured)
-    for listener in found:
+    configured_listeners = tuple(_settings(config.security, key, listener) for key, listener in configured)
+    for listener in configured_listeners:
         if not listener.logins:
             raise ConfigError(
                 "security.allow_anonymous is false, and neither security.password_file, security.scram_file,"
                 " security.plugins, security.oauth nor security.tls_client_ca is set: no client could log in at"
                 f" {listener.key}"
             )
-    return found
+    return configured_listeners
 
 
 def _of_sections(config: Config) -> Iterator[tuple[str, ListenerConfig]]:

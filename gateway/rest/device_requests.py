@@ -198,12 +198,12 @@ class DeviceRequests(OperationSet):
 
     def _replies_for(self, names: Names) -> Replies:
         """Return the replies of a tenant."""
-        found = self._replies.get(names.prefix)
-        if found is None:
+        replies = self._replies.get(names.prefix)
+        if replies is None:
             own = self._config.reply_topic
-            found = Replies(self._live_reader, self._publisher, names.topic(own), own, self._random_id)
-            self._replies[names.prefix] = found
-        return found
+            replies = Replies(self._live_reader, self._publisher, names.topic(own), own, self._random_id)
+            self._replies[names.prefix] = replies
+        return replies
 
     @property
     def _waiting(self) -> int:

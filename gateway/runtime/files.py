@@ -8,7 +8,7 @@ from pathlib import Path
 def stamp(path: Path) -> object:
     """Return what differs after the file was replaced or changed, or can be read no longer."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         return error.errno
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -98,10 +98,10 @@ def _passwords(text: str) -> Iterator[str]:
         return
     try:
         parts = urlsplit(text)
-        found = [parts.password or "", *(value for _, value in parse_qsl(parts.query))]
+        passwords = [parts.password or "", *(value for _, value in parse_qsl(parts.query))]
     except ValueError:
         return
-    for item in found:
+    for item in passwords:
         yield item
         yield unquote(item)
 

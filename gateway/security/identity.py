@@ -31,12 +31,12 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     @property
     def principals(self) -> set[str]:
         """The principals that this client matches in rules. A client's name cannot pass for a group."""
-        found = {EVERYONE, *(GROUP_PREFIX + group for group in self.groups)}
+        names = {EVERYONE, *(GROUP_PREFIX + group for group in self.groups)}
         if self.method == "anonymous":
-            found.add(ANONYMOUS_NAME)
+            names.add(ANONYMOUS_NAME)
         elif self.name != ANONYMOUS_NAME and not self.name.startswith(GROUP_PREFIX):
-            found.add(self.name)
-        return found
+            names.add(self.name)
+        return names
 
     def with_certificate(self, peercert: Mapping[str, Any] | None) -> Identity:
         """Return the identity with the common name of a verified certificate, as from `SSLObject.getpeercert`."""

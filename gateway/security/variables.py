@@ -47,9 +47,9 @@ class VariableSlot(msgspec.Struct, frozen=True):
 
         A value that contains a character of `avoid` is unusable.
         """
-        found = values_of(self.variable, identity, client_id)
-        good = [value for value in found if value and _SPECIAL.isdisjoint(value) and not set(avoid) & set(value)]
-        return [f"{self.before}{value}{self.after}" for value in good], len(good) == len(found) > 0
+        parts = values_of(self.variable, identity, client_id)
+        good = [value for value in parts if value and _SPECIAL.isdisjoint(value) and not set(avoid) & set(value)]
+        return [f"{self.before}{value}{self.after}" for value in good], len(good) == len(parts) > 0
 
 
 def parse(text: str, where: str) -> str | VariableSlot:
@@ -57,20 +57,20 @@ def parse(text: str, where: str) -> str | VariableSlot:
 
     Raises ConfigError, which names `where`.
     """
-    found = list(_BRACES.finditer(text))
+    matches = list(_BRACES.finditer(text))
     if set("{}") & set(_BRACES.sub("", text)):
         raise ConfigError(f"{where}: {text!r} has unbalanced braces")
-    for match in found:
+    for match in matches:
         variable = match[1]
         if variable not in KNOWN and not (variable.startswith(CLAIM) and variable != CLAIM):
             raise ConfigError(f"{where}: {match[0]} in {text!r} is not a variable; expected {EXPECTED}")
-    if not found:
+    if not matches:
         return text
-    if len(found) > 1:
+    if len(matches) > 1:
         raise ConfigError(
             f"{where}: {text!r} has two variables without a / in between: clients could impersonate each other"
         )
-    return VariableSlot(text[: found[0].start()], found[0][1], text[found[0].end() :])
+    return VariableSlot(text[: matches[0].start()], matches[0][1], text[matches[0].end() :])
 
 
 def split(text: str) -> list[str]:

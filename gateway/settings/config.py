@@ -64,8 +64,8 @@ def fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tupl
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return ` (did you mean ...?)` with the most similar name, or "" if there is none."""
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f" (did you mean {found[0]}?)" if found else ""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def unknown_variables(model: type[BaseModel], environment: Mapping[str, str]) -> list[str]:

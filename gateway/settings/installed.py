@@ -40,4 +40,4 @@ def _given(config: Config, key: str) -> str:
         return ""
     if not isinstance(value, BaseModel):
         return key
-    return next((found for name in type(value).model_fields if (found := _given(config, f"{key}.{name}"))), "")
+    return next((key_given for name in type(value).model_fields if (key_given := _given(config, f"{key}.{name}"))), "")

@@ -78,10 +78,10 @@ class Half:
                 if not size:
                     yield self._end()
             else:
-                found = self._next_head(buffer)
-                if found is None:
+                head = self._next_head(buffer)
+                if head is None:
                     return
-                yield kind, found, 0
+                yield kind, head, 0
                 if not self._has_body:
                     yield self._end()
 
@@ -113,8 +113,8 @@ class Half:
 
     def _begin(self, buffer: bytearray) -> int:
         """Return where the first head starts or may start: at the start of a line or of a read."""
-        for found in self._pattern.finditer(buffer):
-            at = found.start()
+        for match in self._pattern.finditer(buffer):
+            at = match.start()
             if at in {0, self._edge} or buffer[at - 1 : at] == b"\n":
                 return at
         if len(buffer) > LARGEST_HEAD:
@@ -142,9 +142,9 @@ class Half:
         length = fields.get("content-length", "0")
         self._left = int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else 0
         self._chunked = "chunked" in fields.get("transfer-encoding", "").lower()
-        found = ANSWER.match(head)
-        if found is not None:
-            status = int(found[1])
+        match = ANSWER.match(head)
+        if match is not None:
+            status = int(match[1])
             self.over = status == SWITCHING or fields.get("content-type", "").startswith(EVENTS)
             bare = status >= 200 and bool(self.bare) and self.bare.popleft()
             if bare or status < 200 or status in {204, 304}:

@@ -57,11 +57,11 @@ def shown(value: Any, depth: int = DEPTH) -> Any:
 
 def shown_pairs(pairs: Iterable[tuple[Any, Any]]) -> Line:
     """Convert names and values; values under the name of a secret are blanked."""
-    found: Line = {}
+    line: Line = {}
     for number, (name, value) in enumerate(pairs):
         if number >= ITEMS:
-            found["…"] = "…"
+            line["…"] = "…"
             break
         text = cut(str(name), TEXT)
-        found[text] = BLANK if is_foreign_secret_name(text) else shown(value, DEPTH - 1)
-    return found
+        line[text] = BLANK if is_foreign_secret_name(text) else shown(value, DEPTH - 1)
+    return line

@@ -134,8 +134,8 @@ def install_tap(socket: Any, tap: Tap) -> Tapped | None:
             tapped.inner.set_protocol(tapped)
             socket.transport = tapped
     tapped.taps.all = (*tapped.taps.all, tap)
-    found: Tapped = tapped
-    return found
+    installed: Tapped = tapped
+    return installed
 
 
 def remove_tap(socket: Any, tapped: Tapped, tap: Tap) -> None:

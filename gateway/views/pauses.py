@@ -95,10 +95,10 @@ class Pauses:
 
     def end(self, reason: str, what: object) -> None:
         """End the pause of `what`. No effect if it was not paused for this reason."""
-        found = self._open.pop((what, reason), None)
-        if found is None:
+        pause = self._open.pop((what, reason), None)
+        if pause is None:
             return
-        since, subject = found
+        since, subject = pause
         lasted = self._clock() - since
         self._count[reason] += 1
         self._lasted[reason] = self._lasted.get(reason, 0.0) + lasted
@@ -119,16 +119,16 @@ class Pauses:
 
     def since(self, reason: str, what: object) -> Pause | None:
         """Return the current pause of `what` for this reason, or None."""
-        found = self._open.get((what, reason))
-        return None if found is None else Pause(reason, self._wall_clock() - (self._clock() - found[0]))
+        pause = self._open.get((what, reason))
+        return None if pause is None else Pause(reason, self._wall_clock() - (self._clock() - pause[0]))
 
     def open(self) -> dict[str, list[Pause]]:
         """Return the current pauses by subject."""
         ahead = self._wall_clock() - self._clock()
-        found: dict[str, list[Pause]] = {}
+        by_subject: dict[str, list[Pause]] = {}
         for (_, reason), (since, subject) in self._open.items():
-            found.setdefault(subject, []).append(Pause(reason, since + ahead))
-        return found
+            by_subject.setdefault(subject, []).append(Pause(reason, since + ahead))
+        return by_subject
 
     def episodes(self) -> list[Episode]:
         """Return the past episodes, the oldest first."""

@@ -62,9 +62,9 @@ class SourceAddress(msgspec.Struct, frozen=True):
 def parse_target(address: str | None) -> TargetAddress:
     """Parse the target address of a link on which the peer sends. Raises AddressError."""
     path = path_of(address)
-    found = _PARTITION.fullmatch(path)
-    if found is not None:
-        return TargetAddress(_topic(found[1]), int(found[2]))
+    match = _PARTITION.fullmatch(path)
+    if match is not None:
+        return TargetAddress(_topic(match[1]), int(match[2]))
     if _GROUP in path:
         raise AddressError(INVALID_FIELD, f"{address!r} is a consumer group, which can only be a source")
     topic, slash, key = path.partition("/")
@@ -84,9 +84,9 @@ def parse_source(address: str | None) -> SourceAddress:
         if not group or len(group) > GROUP_LIMIT:
             raise AddressError(INVALID_FIELD, f"{address!r} names no subscription")
         return SourceAddress(_topic(topic), group, subscription=True)
-    found = _PARTITION.fullmatch(path) or _EVENT_HUBS.fullmatch(path)
-    if found is not None:
-        return SourceAddress(_topic(found[1]), partition=int(found[2]))
+    match = _PARTITION.fullmatch(path) or _EVENT_HUBS.fullmatch(path)
+    if match is not None:
+        return SourceAddress(_topic(match[1]), partition=int(match[2]))
     topic, slash, key = path.partition("/")
     if len(path) > GROUP_LIMIT:
         raise AddressError(INVALID_FIELD, f"the name of a queue has at most {GROUP_LIMIT} characters")

@@ -140,10 +140,10 @@ def _split(value: bytes, lengths: str) -> bytes | None:
 
 def _checked(data: bytes, code: int | None) -> bytes:
     """Return `data` if it is valid body sections (with `code`: one of that kind). Raises DecodeError."""
-    found = scan(data)
-    if not found or (code is not None and (len(found) != 1 or found[0][0] != code)):
+    sections = scan(data)
+    if not sections or (code is not None and (len(sections) != 1 or sections[0][0] != code)):
         raise DecodeError("not the sections that the header announces")
-    for section_code, _, at, end in found:
+    for section_code, _, at, end in sections:
         if section_code not in (DATA, SEQUENCE, VALUE):
             raise DecodeError("not a body")
         decode(data, at, end)
@@ -174,10 +174,10 @@ def _finite(decoded: Callable[[bytes], float]) -> Callable[[bytes], float]:
 
 
 def _char(data: bytes) -> str:
-    found = TYPES[0x73](data)
-    if isinstance(found, Raw):
+    character = TYPES[0x73](data)
+    if isinstance(character, Raw):
         raise _NotJsonError
-    return str(found.value)
+    return str(character.value)
 
 
 def _base64(data: bytes) -> str:
@@ -190,13 +190,13 @@ def _symbol(data: bytes) -> str:
 
 def _object(items: list[Any]) -> dict[str, Any]:
     following = iter(items)
-    found = {
+    members = {
         key if type(key) is str else msgspec.json.encode(key).decode(): value
         for key, value in zip(following, following, strict=True)
     }
-    if 2 * len(found) != len(items):
+    if 2 * len(members) != len(items):
         raise _NotJsonError  # a name is repeated
-    return found
+    return members
 
 
 _JSON_TYPES: Final[Types] = {

@@ -61,10 +61,10 @@ class AmqpDestination(msgspec.Struct, frozen=True):
 
 def header_fields(value: bytes) -> tuple[Headers, int | None]:
     """Decode a header section's list to (record headers, ttl in ms). Raises DecodeError."""
-    found, _ = decode(value, 0, len(value))
-    if type(found) is not list:
+    fields, _ = decode(value, 0, len(value))
+    if type(fields) is not list:
         raise DecodeError("a header that is no list")
-    durable, priority, ttl = [*found, None, None, None][:3]
+    durable, priority, ttl = [*fields, None, None, None][:3]
     if priority is None:
         priority = DEFAULT_PRIORITY
     if not isinstance(durable, bool | None) or type(priority) is not int or not isinstance(ttl, int | None):
@@ -90,14 +90,14 @@ def annotation_fields(value: bytes) -> tuple[bytes | None, int | None, bool]:
         DecodeError: the map does not match part 3.2.3.
         Unmappable: an annotation asks for a feature that is not supported.
     """
-    found = decode(value, 0, len(value))[0]
-    if not isinstance(found, Pairs):
+    fields = decode(value, 0, len(value))[0]
+    if not isinstance(fields, Pairs):
         raise DecodeError("message annotations that are no map")
     key: bytes | None = None
     partition: int | None = None
     more = False
     bridge, event_hubs = KEY_ANNOTATIONS
-    for name, item in found:
+    for name, item in fields:
         if not isinstance(name, str) or name not in COORDINATE_NAMES:
             more = True
         if name == bridge or (name == event_hubs and key is None):

@@ -98,8 +98,8 @@ def _annotations(stored: bytes) -> Pairs:
     try:
         for code, _, at, end in scan(stored):
             if code == MESSAGE_ANNOTATIONS:
-                found = decode(stored, at, end)[0]
-                return found if isinstance(found, Pairs) else Pairs()
+                annotations = decode(stored, at, end)[0]
+                return annotations if isinstance(annotations, Pairs) else Pairs()
     except DecodeError:
         pass  # not written by the gateway
     return Pairs()

@@ -131,17 +131,17 @@ class Inbound:
 
 def _property_headers(properties: Properties, now_ms: int) -> Headers:
     """Return the headers for a PUBLISH's properties; the expiry counts from `now_ms`."""
-    found: list[Header] = []
+    headers: list[Header] = []
     if properties.content_type is not None:
-        found.append((CONTENT_TYPE, properties.content_type.encode()))
+        headers.append((CONTENT_TYPE, properties.content_type.encode()))
     if properties.correlation_data is not None:
-        found.append((CORRELATION_ID, properties.correlation_data))
+        headers.append((CORRELATION_ID, properties.correlation_data))
     if properties.response_topic is not None:
-        found.append((REPLY_TO, properties.response_topic.encode()))
+        headers.append((REPLY_TO, properties.response_topic.encode()))
     if properties.message_expiry_interval is not None:
-        found.append((EXPIRY, b"%d" % (now_ms + 1000 * properties.message_expiry_interval)))
+        headers.append((EXPIRY, b"%d" % (now_ms + 1000 * properties.message_expiry_interval)))
     if properties.payload_format_indicator is not None:
-        found.append((MQTT_FORMAT, b"%d" % properties.payload_format_indicator))
+        headers.append((MQTT_FORMAT, b"%d" % properties.payload_format_indicator))
     for name, value in properties.user_properties:
-        found.append((stored_name(name), value.encode()))
-    return tuple(found)
+        headers.append((stored_name(name), value.encode()))
+    return tuple(headers)

@@ -216,17 +216,17 @@ class Engine(Transacting):
 
     def _on_delivery(self, delivery: Any, events: list[Any]) -> None:
         handle = lib.pn_delivery_link(delivery)
-        found = self._links.get(native.address(handle))
-        if found is None or not found.attached:
-            if found is not None and found.incoming:
-                self._discard(found, events)
+        link = self._links.get(native.address(handle))
+        if link is None or not link.attached:
+            if link is not None and link.incoming:
+                self._discard(link, events)
             return
-        if not found.incoming:
-            self._on_disposition(found, delivery, events)
+        if not link.incoming:
+            self._on_disposition(link, delivery, events)
         elif lib.pn_delivery_readable(delivery):
-            self._on_transfer(found, delivery, events)
-        elif found.told and lib.pn_delivery_settled(delivery):  # else the peer updated one that has no outcome yet
-            self._on_settled(found, delivery)
+            self._on_transfer(link, delivery, events)
+        elif link.told and lib.pn_delivery_settled(delivery):  # else the peer updated one that has no outcome yet
+            self._on_settled(link, delivery)
 
     def _on_settled(self, link: Link, delivery: Any) -> None:
         """Settle a received delivery that the peer has settled after its outcome (part 2.8.3)."""

@@ -53,9 +53,9 @@ def delivery_at(address: int) -> Any:
 def function_at(name: str, kind: str) -> int:
     """Return the address of one of proton's C functions, for `_native`. Raises ImportError when it has another type."""
     pointer = ffi.addressof(lib, name)
-    found = ffi.typeof(pointer).cname
-    if found != kind:
-        raise ImportError(f"proton's {name} is {found}, not {kind}")
+    type_name = ffi.typeof(pointer).cname
+    if type_name != kind:
+        raise ImportError(f"proton's {name} is {type_name}, not {kind}")
     return address(pointer)
 
 
@@ -151,7 +151,7 @@ def filters(data: Any) -> tuple[Filter, ...]:
     count, at, end = primitives.compound(encoded, 0, len(encoded))
     if count % 2:
         raise DecodeError("a map with an odd number of items")
-    found: list[Filter] = []
+    filters_read: list[Filter] = []
     for _ in range(count // 2):
         name, middle = primitives.decode(encoded, at, end)
         item, after = primitives.decode(encoded, middle, end)
@@ -162,27 +162,27 @@ def filters(data: Any) -> tuple[Filter, ...]:
             descriptor, item = item
             if not isinstance(descriptor, str | int):
                 raise DecodeError(f"filter {name!r} has neither a symbol nor a number as its descriptor")
-        found.append(Filter(name, descriptor, item, (encoded[at:middle], encoded[middle:after])))
+        filters_read.append(Filter(name, descriptor, item, (encoded[at:middle], encoded[middle:after])))
         at = after
-    return tuple(found)
+    return tuple(filters_read)
 
 
 def mapping(data: Any) -> Pairs:
     """Decode a map; null is an empty one. Raises DecodeError."""
-    found = value(data)
-    if isinstance(found, Pairs):
-        return found
-    if found is None:
+    decoded = value(data)
+    if isinstance(decoded, Pairs):
+        return decoded
+    if decoded is None:
         return Pairs()
     raise DecodeError("a map was expected")
 
 
 def symbols(data: Any) -> tuple[str, ...]:
     """Decode one symbol or an array of them (`multiple="true"`, part 1.4). Raises DecodeError."""
-    found = value(data)
-    if isinstance(found, Described):
-        found = found.value
-    items = found if isinstance(found, tuple | list) and not isinstance(found, Pairs) else (found,)
+    decoded = value(data)
+    if isinstance(decoded, Described):
+        decoded = decoded.value
+    items = decoded if isinstance(decoded, tuple | list) and not isinstance(decoded, Pairs) else (decoded,)
     return tuple(str(item) for item in items if isinstance(item, str))
 
 

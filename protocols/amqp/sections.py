@@ -31,7 +31,7 @@ def scan(data: bytes) -> list[Section]:
     Raises:
         DecodeError: a section is unknown, repeated or out of order, or its value reaches beyond the message.
     """
-    found: list[Section] = []
+    sections: list[Section] = []
     at, end = 0, len(data)
     last = 0
     while at < end:
@@ -46,10 +46,10 @@ def scan(data: bytes) -> list[Section]:
         if code < last or (code == last and code not in (DATA, SEQUENCE)) or (last in _BODY and last < code < FOOTER):
             raise DecodeError(f"section 0x{code:x} after 0x{last:x}")
         after = skip(data, value, end)
-        found.append((code, at, value, after))
+        sections.append((code, at, value, after))
         last = code
         at = after
-    return found
+    return sections
 
 
 def _descriptor(data: bytes, at: int, end: int) -> tuple[int, int]:

@@ -75,10 +75,10 @@ def decode_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
     Raises:
         PeerError: it is incomplete, has more than four bytes, or more bytes than needed [MQTT-1.5.5-1].
     """
-    found = read_varint(data, position, end)
-    if found is None:
+    decoded = read_varint(data, position, end)
+    if decoded is None:
         raise malformed("the packet ends inside a variable byte integer")
-    value, position, overlong = found
+    value, position, overlong = decoded
     if overlong:
         raise malformed("a variable byte integer has more bytes than needed")
     return value, position
@@ -86,14 +86,14 @@ def decode_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
 
 def split_packets(data: bytes) -> list[bytes]:
     """Return the single packets of `data`, which holds complete packets only."""
-    found, position, size = [], 0, len(data)
+    packets, position, size = [], 0, len(data)
     while position < size:
         length, start = data[position + 1], position + 2
         if length > 0x7F:
             length, start = decode_varint(data, position + 1, size)
-        found.append(data[position : start + length])
+        packets.append(data[position : start + length])
         position = start + length
-    return found
+    return packets
 
 
 def encode_varint(value: int) -> bytes:

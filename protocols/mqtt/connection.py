@@ -69,9 +69,9 @@ class Connection(Receiver):
             if len(self._waiting) < self._needed:
                 return []
             data = self._take_waiting()
-        found: list[Any] = []
-        self._parse(data, found)
-        return found
+        events: list[Any] = []
+        self._parse(data, events)
+        return events
 
     def receive_eof(self) -> list[Any]:
         """Handle a close without DISCONNECT; packets sent ahead of CONNACK are still parsed after `accept`."""
@@ -187,11 +187,11 @@ class Connection(Receiver):
         self._turn = Turn.NONE
         self.state = OPEN
         self._received_at = self._now
-        found: list[Any] = []
-        self._parse(self._take_waiting(), found)
+        events: list[Any] = []
+        self._parse(self._take_waiting(), events)
         if self._eof and self.is_open:
-            found += self.receive_eof()
-        return found
+            events += self.receive_eof()
+        return events
 
     def send_auth(self, reason_code: int, properties: Properties = NONE) -> None:
         """Answer a CONNECT with an authentication method, or an AUTH.

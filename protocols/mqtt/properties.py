@@ -177,7 +177,7 @@ def decode_properties(reader: Reader, packet: int) -> Properties | None:
         raise malformed("the packet ends inside its properties")
     block = Reader(reader.data, reader.position, reader.position + length)
     reader.position = block.end
-    found: dict[str, Any] = {}
+    decoded: dict[str, Any] = {}
     while block.left:
         identifier = block.integer(1)  # a variable byte integer, but all known ones have one byte
         row = _BY_IDENTIFIER.get(identifier)
@@ -190,20 +190,20 @@ def decode_properties(reader: Reader, packet: int) -> Properties | None:
         if packet not in row.packets:
             code = MISPLACED.get(packet, ReasonCode.PROTOCOL_ERROR)
             raise PeerError(code, f"{row.name} is not allowed on {_name(packet)}")
-        if row.kind == _PAIR or (row.kind == _VARINT and (packet == _PUBLISH or row.name not in found)):
-            values = found.setdefault(row.name, [])
+        if row.kind == _PAIR or (row.kind == _VARINT and (packet == _PUBLISH or row.name not in decoded)):
+            values = decoded.setdefault(row.name, [])
             values.append(value)
             if row.kind == _PAIR and len(values) > reader.most_pairs:
                 if packet != _PUBLISH:
                     raise PeerError(ReasonCode.QUOTA_EXCEEDED, f"more than {reader.most_pairs} user properties")
                 break
-        elif row.name in found:
+        elif row.name in decoded:
             raise protocol_error(f"{row.name} twice")
         else:
-            found[row.name] = value
-    for name in found.keys() & _REPEATED:
-        found[name] = tuple(found[name])
-    return Properties(**found)
+            decoded[row.name] = value
+    for name in decoded.keys() & _REPEATED:
+        decoded[name] = tuple(decoded[name])
+    return Properties(**decoded)
 
 
 def encode_properties(properties: Properties | None, packet: int) -> bytes:

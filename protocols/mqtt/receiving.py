@@ -64,27 +64,27 @@ class Receiver(Sender):
         self._waiting.clear()
         return data
 
-    def _parse(self, buffer: bytes, found: list[Any]) -> None:
+    def _parse(self, buffer: bytes, events: list[Any]) -> None:
         """Parse complete packets; buffer the rest."""
         position, size, needed = 0, len(buffer), SMALLEST
         try:
             while position + SMALLEST <= size:
                 if self.state is OPEN:
-                    position = self._take_usual(buffer, position, found)
+                    position = self._take_usual(buffer, position, events)
                     if position + SMALLEST > size:
                         break
                 start, end = self._frame(buffer, position)
                 if end > size:
                     needed = end - position
                     break
-                self._packet(buffer[position], buffer, start, end, found)
+                self._packet(buffer[position], buffer, start, end, events)
                 position = end
                 if self.state is State.CONNECTING:
                     break
                 if self._draining or self.state is State.CLOSED:
                     return
         except PeerError as fault:
-            found.append(self._fail(fault))
+            events.append(self._fail(fault))
             return
         if position:
             self._received_at = self._now
@@ -112,10 +112,10 @@ class Receiver(Sender):
             raise PeerError(ReasonCode.PACKET_TOO_LARGE, reason)
         return start, end
 
-    def _take_usual(self, buffer: bytes, position: int, found: list[Any]) -> int:
+    def _take_usual(self, buffer: bytes, position: int, events: list[Any]) -> int:
         """Parse a run of the usual packets in C; return the position of the first packet that is left to `_packet`."""
         position, taken, freed = take_usual(
-            buffer, position, found, self.version is Version.V5, self._max_in, self.inbound.free, self._flags,
+            buffer, position, events, self.version is Version.V5, self._max_in, self.inbound.free, self._flags,
             self._announced.topic_alias_maximum or 0, self._aliases, self._qos2, self._awaited,
         )  # fmt: skip
         if taken:
@@ -124,12 +124,12 @@ class Receiver(Sender):
             self.outbound.release(freed)
         return position
 
-    def _packet(self, first: int, buffer: bytes, start: int, end: int, found: list[Any]) -> None:
+    def _packet(self, first: int, buffer: bytes, start: int, end: int, events: list[Any]) -> None:
         """Handle any packet."""
         body = buffer[start:end]
         kind = first >> 4
         if kind == PacketType.CONNECT:
-            self._connect(first, body, found)
+            self._connect(first, body, events)
             return
         assert self.version is not None
         if kind == PacketType.PUBLISH and self._flags[first & 0x0F] is None:
@@ -139,21 +139,21 @@ class Receiver(Sender):
             case packets.Pingreq():
                 self._out += PINGRESP  # [MQTT-3.12.4-1]
             case packets.Puback() | packets.Pubrec() | packets.Pubcomp():
-                self._acknowledged(packet, found)
+                self._acknowledged(packet, events)
             case packets.Publish():
-                found.append(self._publish(packet))
+                events.append(self._publish(packet))
             case packets.Subscribe():
                 if self.version is Version.V5:
                     check_subscribe(packet, self._announced)
                 elif self.connect is not None and self.connect.bridge:
                     packet = bridged(packet)
-                found.append(packet)
+                events.append(packet)
             case packets.Pubrel() | packets.Unsubscribe():
-                found.append(packet)
+                events.append(packet)
             case packets.Disconnect():
                 assert self.connect is not None
                 check_disconnect(packet, self.connect)
-                found.append(packet)
+                events.append(packet)
                 if self.state is OPEN:
                     self._draining = True
                     self._waiting.clear()
@@ -162,7 +162,7 @@ class Receiver(Sender):
             case packets.Auth():
                 check_auth(packet, self._method, self._turn)
                 self._turn = Turn.SERVER
-                found.append(packet)
+                events.append(packet)
             case _:
                 raise protocol_error(f"{type(packet).__name__} from a client")
 
@@ -177,7 +177,7 @@ class Receiver(Sender):
                 self._qos2[packet.packet_id] = True
         return packet if packet.topic else msgspec.structs.replace(packet, topic=topic)
 
-    def _connect(self, first: int, body: bytes, found: list[Any]) -> None:
+    def _connect(self, first: int, body: bytes, events: list[Any]) -> None:
         reader = Reader(body)
         try:
             self.version, bridge = decode_version(reader)
@@ -209,20 +209,20 @@ class Receiver(Sender):
         else:
             self.state = State.AUTHENTICATING
             self._turn = Turn.SERVER
-        found.append(connect)
+        events.append(connect)
 
-    def _acknowledged(self, packet: packets.Puback | packets.Pubrec | packets.Pubcomp, found: list[Any]) -> None:
+    def _acknowledged(self, packet: packets.Puback | packets.Pubrec | packets.Pubcomp, events: list[Any]) -> None:
         """Match an acknowledgement with the awaited one; one for an unused packet identifier is ignored."""
         awaited = self._awaited.get(packet.packet_id)
         if awaited is None or awaited is Awaits.RESERVED:
             # For an earlier connection or an unknown message. A reserved one is resent, and then acknowledged again.
             if type(packet) is packets.Pubrec and packet.reason_code < 0x80:
-                found.append(packet)  # the session answers with PUBREL
+                events.append(packet)  # the session answers with PUBREL
             return
         kind = type(packet)
         refused = kind is packets.Pubrec and packet.reason_code >= 0x80
         if kind is packets.Pubrec and not refused and awaited is not Awaits.PUBREC and awaited is not Awaits.PUBACK:
-            found.append(packet)  # repeated: the session sends PUBREL again
+            events.append(packet)  # repeated: the session sends PUBREL again
             return
         if (kind, awaited) not in _ANSWERS:
             raise protocol_error(f"{kind.__name__} where {awaited.value} is awaited")
@@ -232,7 +232,7 @@ class Receiver(Sender):
             del self._awaited[packet.packet_id]
             if awaited is not Awaits.RESUMED:
                 self.outbound.release()
-        found.append(packet)
+        events.append(packet)
 
     # closing
 

@@ -63,7 +63,7 @@ class NameTrie:
         (section 4.7.1.2).
         """
         levels = topic_filter.split("/")
-        found: list[str] = []
+        names: list[str] = []
         looked = 0
         # Edges to follow, and the index of the filter's level behind them; None: everything below matches.
         waiting: list[tuple[Iterator[_NameNode | str], int | None]] = [(iter((self._root,)), 0)]
@@ -75,18 +75,18 @@ class NameTrie:
                 continue
             looked += 1
             if looked > STEP:
-                yield found
-                found, looked = [], 1
+                yield names
+                names, looked = [], 1
             if isinstance(child, str):
                 if depth is None or _matches_rest(child.split("/"), levels, depth):
-                    found.append(child)
+                    names.append(child)
                 continue
             reached = None if depth is None else _match_skip(child, levels, depth)
             if reached == _MISMATCH:
                 continue
             level = _MULTI if reached is None else levels[reached] if reached < len(levels) else None
             if level in {_MULTI, None} and child.name is not None:
-                found.append(child.name)
+                names.append(child.name)
             if level == _MULTI:
                 waiting.append((_branches(child, reached), None))
             elif level is not None and reached is not None:
@@ -94,7 +94,7 @@ class NameTrie:
                     waiting.append((_branches(child, reached), reached + 1))
                 elif level in child.children:
                     waiting.append((iter((child.children[level],)), reached + 1))
-        yield found
+        yield names
 
     def add(self, name: str) -> bool:
         """Add a name; return False if it exists already."""

@@ -111,12 +111,12 @@ class _FilterNode(Generic[K, V]):
 
     def child(self, level: str) -> _FilterNode[K, V]:
         """Return the node of a level; create it if it is missing."""
-        found = self.children.get(level)
-        if found is None:
+        node = self.children.get(level)
+        if node is None:
             if self.children is _NOTHING:
                 self.children = {}
-            found = self.children[level] = _FilterNode()
-        return found
+            node = self.children[level] = _FilterNode()
+        return node
 
     def entries(self, hashed: bool) -> dict[K, V]:
         """Return a writable dictionary of the subscriptions that end here, or with `#` below."""
@@ -181,7 +181,7 @@ class SubscriptionTrie(Generic[K, V]):
 
     def match(self, topic: str) -> list[tuple[K, V]]:
         """Return the subscriptions that match `topic`; a subscriber is listed once for each of its matches."""
-        found: list[tuple[K, V]] = []
+        matches: list[tuple[K, V]] = []
         levels = topic.split("/")
         nodes = [self._root]
         reserved = topic.startswith("$")  # not matched by a wildcard at the first level [MQTT-4.7.2-1]
@@ -191,7 +191,7 @@ class SubscriptionTrie(Generic[K, V]):
             for node in nodes:
                 if wild:
                     if node.hashed:
-                        found.extend(node.hashed.items())
+                        matches.extend(node.hashed.items())
                     child = node.children.get("+")
                     if child is not None:
                         below.append(child)
@@ -200,13 +200,13 @@ class SubscriptionTrie(Generic[K, V]):
                     below.append(child)
             nodes = below
             if not nodes:
-                return found
+                return matches
         for node in nodes:
             if node.ended:
-                found.extend(node.ended.items())
+                matches.extend(node.ended.items())
             if node.hashed:  # `sport/#` also matches `sport` (section 4.7.1.2)
-                found.extend(node.hashed.items())
-        return found
+                matches.extend(node.hashed.items())
+        return matches
 
     def __iter__(self) -> Iterator[tuple[str, K, V]]:
         """Iterate over all subscriptions, as filter, subscriber, subscription."""

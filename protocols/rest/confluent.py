@@ -173,10 +173,10 @@ def decode_consumer(body: bytes) -> Consumer:
 
 
 def _integer(value: str | int, least: int, name: str) -> int:
-    found = int(value)
-    if not least <= found <= LARGEST_INT:
-        raise RestError(422, f"Invalid value {found} for configuration {name}", fault=Fault.CONSUMER_CONFIG)
-    return found
+    number = int(value)
+    if not least <= number <= LARGEST_INT:
+        raise RestError(422, f"Invalid value {number} for configuration {name}", fault=Fault.CONSUMER_CONFIG)
+    return number
 
 
 def decode_positions(body: bytes) -> Positions:

@@ -149,10 +149,10 @@ def decode_batch(body: bytes, limit: int) -> list[tuple[str, msgspec.Raw]]:
 
 def to_epoch(moment: datetime) -> int:
     """Return milliseconds since the epoch; RestError 422 for an earlier time."""
-    found = (moment - _EPOCH) // _MILLISECOND
-    if found < 0:
+    milliseconds = (moment - _EPOCH) // _MILLISECOND
+    if milliseconds < 0:
         raise unprocessable(f"The timestamp {moment.isoformat()} is before 1970")
-    return found
+    return milliseconds
 
 
 def from_epoch(milliseconds: int) -> datetime:

@@ -189,9 +189,9 @@ class Contract:
         own = [self._resolved(parameter) for parameter in entry.get("parameters", ())]
         parameters = {(one["in"], one["name"]): _parameter(one) for one in (*shared, *own)}
         names = [part[1:-1] for part in template.split("/") if part.startswith("{")]
-        found = {name for place, name in parameters if place == "path"}
-        if found != set(names):
-            raise ValueError(f"{method} {template}: the path's parameters are {sorted(names)}, not {sorted(found)}")
+        named = {name for place, name in parameters if place == "path"}
+        if named != set(names):
+            raise ValueError(f"{method} {template}: the path's parameters are {sorted(names)}, not {sorted(named)}")
         path = tuple(parameters["path", name] for name in names)
         query = {name: parameter for (place, name), parameter in parameters.items() if place == "query"}
         return Operation(

@@ -97,12 +97,12 @@ class Routes:
             preferred = self._walk([PREFIX, *segments] if segments[-1] else [PREFIX, *segments[:-1]])
             if preferred is not None and (method is None or method in preferred[0].operations):
                 return preferred
-        found = self._walk(segments[:-1] if segments[0] == PREFIX and not segments[-1] else segments)
-        if found is None or (preferred is not None and method not in found[0].operations):
-            found = preferred
-        if found is None:
+        route = self._walk(segments[:-1] if segments[0] == PREFIX and not segments[-1] else segments)
+        if route is None or (preferred is not None and method not in route[0].operations):
+            route = preferred
+        if route is None:
             raise _unknown()
-        return found
+        return route
 
     def _walk(self, segments: Sequence[str]) -> tuple[_RouteNode, list[str]] | None:
         node = self._root

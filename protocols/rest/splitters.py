@@ -42,16 +42,16 @@ class LineSplitter:
             self._skipping = False
             data = data[end + 1 :]
         end = data.rfind(_FEED) + 1
-        found: list[bytes | None] = []
+        pieces: list[bytes | None] = []
         if end:
             block = b"".join((*self._parts, data[:end])) if self._parts else data[:end]
             self._parts.clear()
             self._held = 0
             data = data[end:]
             if len(block) <= self._limit:
-                found.append(block)
+                pieces.append(block)
             else:
-                self._split_long_lines(block, found)
+                self._split_long_lines(block, pieces)
         if data:
             self._parts.append(data)
             self._held += len(data)
@@ -59,14 +59,14 @@ class LineSplitter:
                 self._parts.clear()
                 self._held = 0
                 self._skipping = True
-                found.append(None)
-        return found
+                pieces.append(None)
+        return pieces
 
     def finish(self) -> list[bytes | None]:
         """Return the last line if the body does not end with a line end."""
         return [b"".join(self._parts)] if self._parts else []
 
-    def _split_long_lines(self, block: bytes, found: list[bytes | None]) -> None:
+    def _split_long_lines(self, block: bytes, pieces: list[bytes | None]) -> None:
         """Check lines one by one for their length; consecutive good lines stay in one block."""
         good: list[bytes] = []
         for line in [line + _FEED for line in block.split(_FEED)[:-1]]:
@@ -74,11 +74,11 @@ class LineSplitter:
                 good.append(line)
                 continue
             if good:
-                found.append(b"".join(good))
+                pieces.append(b"".join(good))
                 good = []
-            found.append(None)
+            pieces.append(None)
         if good:
-            found.append(b"".join(good))
+            pieces.append(b"".join(good))
 
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*+")
@@ -104,9 +104,9 @@ class DocumentSplitter:
 
     def feed(self, part: bytes) -> list[bytes]:
         """Return the documents that end in the next part of the body; none after a fault."""
-        found: list[bytes] = []
+        pieces: list[bytes] = []
         if self.fault is not None:
-            return found
+            return pieces
         data = self._data
         data += part
         start, seen, depth = 0, self._seen, self._depth
@@ -148,13 +148,13 @@ class DocumentSplitter:
             if not depth:
                 if seen - start > self._limit:
                     break
-                found.append(bytes(data[start:seen]))
+                pieces.append(bytes(data[start:seen]))
                 start = seen
         del data[:start]
         self._seen, self._depth = seen - start, depth
         if self.fault is None and len(data) > self._limit:
             self.fault = ErrorBody(413, f"A document is larger than {self._limit} bytes")
-        return found
+        return pieces
 
     def finish(self) -> None:
         """Check that the body does not end within a document; else RestError 400."""

@@ -137,13 +137,13 @@ class Table(ABC, Generic[_Opened]):
         Raises:
             ArchiveError: there is no table, or another engine has deleted rows without rewriting its files.
         """
-        found = self._files(self._existing())
-        if found is None:
+        files_left = self._files(self._existing())
+        if files_left is None:
             raise ArchiveError(
                 f"{self._name}: another engine has deleted rows without rewriting their files: have it compact the "
                 "table first"
             )
-        return found
+        return files_left
 
     def maintain(self, settings: Maintain, now: datetime.datetime) -> Maintained:
         """Merge small files, delete old rows and the files that no version needs; safe while others write the table.

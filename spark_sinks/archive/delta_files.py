@@ -49,8 +49,8 @@ class DeltaFiles:
 
 def does_exist(table: str, options: Mapping[str, str], path: str) -> bool:
     """Whether a table's file can be read from here."""
-    (found,) = _store(table, options).get_file_info([path])
-    return bool(found.type == FileType.File)
+    (info,) = _store(table, options).get_file_info([path])
+    return bool(info.type == FileType.File)
 
 
 def _store(table: str, options: Mapping[str, str]) -> DeltaFileSystemHandler:
@@ -64,11 +64,11 @@ def _parts(rows: pa.Table, by: Sequence[str]) -> Iterator[tuple[dict[str, str | 
         yield {}, rows
         return
     order = [(name, "ascending") for name in by]
-    found = rows.group_by(list(by)).aggregate([([], "count_all")]).sort_by(order)
-    if found.num_rows > 1:
+    parts = rows.group_by(list(by)).aggregate([([], "count_all")]).sort_by(order)
+    if parts.num_rows > 1:
         rows = rows.take(pc.sort_indices(rows, order))  # a stable sort
     begin = 0
-    for row in found.to_pylist():
+    for row in parts.to_pylist():
         count = row.pop("count_all")
         yield {name: str(value) for name, value in row.items()}, rows.slice(begin, count).drop_columns(list(by))
         begin += count
@@ -81,8 +81,8 @@ def _stats(rows: pa.Table) -> str:
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         of = column.type
         if pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_timestamp(of):
-            found = pc.min_max(column)
-            least[name], most[name] = (_json(found[end].as_py()) for end in ("min", "max"))
+            bounds = pc.min_max(column)
+            least[name], most[name] = (_json(bounds[end].as_py()) for end in ("min", "max"))
     nulls = {name: rows[name].null_count for name in least}
     known = ({name: value for name, value in ends.items() if value is not None} for ends in (least, most))
     minimum, maximum = known

@@ -272,14 +272,14 @@ def _clear_away(table: Table, before: datetime.datetime) -> tuple[int, tuple[str
     scheme, netloc, place = PyArrowFileIO.parse_location(table.location())
     system = io.fs_by_scheme(scheme, netloc)
     listed = [
-        found
+        file
         for part in ("data", "metadata")
-        for found in system.get_file_info(FileSelector(f"{place}/{part}", recursive=True, allow_not_found=True))
-        if found.is_file and found.mtime < before
+        for file in system.get_file_info(FileSelector(f"{place}/{part}", recursive=True, allow_not_found=True))
+        if file.is_file and file.mtime < before
     ]
     table.refresh()  # commits before the listing are known now; later files are young
     needed = {PyArrowFileIO.parse_location(location)[2] for location in _needed(table)}
-    unused = [found.path for found in listed if found.path not in needed]
+    unused = [file.path for file in listed if file.path not in needed]
     for path in unused:
         with contextlib.suppress(FileNotFoundError):  # deleted by a concurrent maintain
             system.delete_file(path)

@@ -39,7 +39,7 @@ async def fetch(address: str) -> str:
 
 def parse_figures(address: str, text: str, topics: Collection[str]) -> dict[Place, Acknowledged]:
     """Return a gateway's numbers for these topics; FiguresError if it is not a gateway, or too old."""
-    found: dict[str, dict[Place, int]] = {STORED: {}, FIRST: {}, NEXT: {}}
+    by_name: dict[str, dict[Place, int]] = {STORED: {}, FIRST: {}, NEXT: {}}
     started: float | None = None
     hidden = False
     try:
@@ -49,20 +49,22 @@ def parse_figures(address: str, text: str, topics: Collection[str]) -> dict[Plac
                     started = sample.value
                 elif sample.name == STORED and OTHER in sample.labels.values():
                     hidden = True
-                elif sample.name in found and sample.labels["topic"] in topics and sample.labels["partition"] != OTHER:
+                elif (
+                    sample.name in by_name and sample.labels["topic"] in topics and sample.labels["partition"] != OTHER
+                ):
                     place = Place(sample.labels["topic"], int(sample.labels["partition"]))
-                    found[sample.name][place] = int(sample.value)
+                    by_name[sample.name][place] = int(sample.value)
     except (ValueError, KeyError) as error:
         raise FiguresError(f"{address}: /metrics cannot be read: {error}") from error
     if started is None or "trivium_publisher_" not in text:
         raise FiguresError(f"{address}: /metrics is not a gateway's")
     if hidden:
-        there = {place.topic for place in found[STORED]}
+        there = {place.topic for place in by_name[STORED]}
         if without := [topic for topic in topics if topic not in there]:
             raise FiguresError(
                 f"{address} has no metrics for {', '.join(without)}: it has reached its limit of topics with metrics"
             )
-    counts, firsts, nexts = found.values()
+    counts, firsts, nexts = by_name.values()
     return {
         place: Acknowledged(started, count, firsts[place], nexts[place])
         for place, count in counts.items()

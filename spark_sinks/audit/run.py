@@ -69,9 +69,9 @@ async def run(
                 raise LedgerError(f"there is no topic {job.sink.kafka}")
             audit = _Audit(job, clients, entry, say, fetched)
             while not stopped.is_set():
-                found = await unless_stopped(stopped, audit.pass_once())
-                missing += found.missing + found.unreadable
-                report(found)
+                balance = await unless_stopped(stopped, audit.pass_once())
+                missing += balance.missing + balance.unreadable
+                report(balance)
                 if once:
                     break
                 left = job.run.interval.ms - time.time() * 1000 % job.run.interval.ms  # align intervals with the clock
@@ -99,9 +99,9 @@ class _Audit:
         places = {place for figures in current.values() for place in figures}
         # While a gateway is silent its records are not known, so every partition waits for it.
         ranges = [] if silent else [
-            found
+            uncounted_range
             for place in sorted(places)
-            if (found := uncounted(place, self._checkpoint(place), _of(place, current))) is not None
+            if (uncounted_range := uncounted(place, self._checkpoint(place), _of(place, current))) is not None
         ]  # fmt: skip
         ready, counted = await self._count(ranges)
         balances = [
@@ -137,13 +137,13 @@ class _Audit:
 
     async def _ask(self) -> tuple[dict[str, dict[Place, Acknowledged]], int]:
         """Return the numbers that each gateway reports, and how many gateways did not answer."""
-        found: dict[str, dict[Place, Acknowledged]] = {}
+        figures: dict[str, dict[Place, Acknowledged]] = {}
         for address in self._job.source.gateways:
             try:
-                found[address] = parse_figures(address, await self._fetch(address), self._job.source.topics)
+                figures[address] = parse_figures(address, await self._fetch(address), self._job.source.topics)
             except FiguresError as error:
                 self._say(str(error))
-        return found, len(self._job.source.gateways) - len(found)
+        return figures, len(self._job.source.gateways) - len(figures)
 
     async def _count(self, ranges: Collection[OffsetRange]) -> tuple[list[OffsetRange], dict[Place, Counted]]:
         """Count the ranges that can be read to their end; an open transaction may hide the end until it is finished."""
@@ -183,9 +183,9 @@ class _Audit:
 
     async def _write(self, balances: Collection[Balance], state: AuditState) -> None:
         async def fill() -> LedgerEntry:
-            for found in balances:
-                key = f"{found.topic}/{found.partition}".encode()
-                value = msgspec.json.encode(found)
+            for counted in balances:
+                key = f"{counted.topic}/{counted.partition}".encode()
+                value = msgspec.json.encode(counted)
                 await self._clients.writer.send_plain(self._job.sink.kafka, key, value, [(CONTENT_TYPE, JSON)])
             state_now = msgspec.to_builtins(state)
             return LedgerEntry(
@@ -196,11 +196,14 @@ class _Audit:
         self._state = state
         self._records += len(balances)
 
-    def _report(self, found: Balance) -> None:
-        where = f"{found.topic}-{found.partition}, offsets {found.begin} to {found.end}, {found.since} to {found.until}"
-        if found.verdict == "missing":
-            self._say(f"{where}: {found.missing:,} of {found.acknowledged:,} acknowledged records are missing")
-        elif found.verdict == "deleted":
+    def _report(self, balance: Balance) -> None:
+        where = (
+            f"{balance.topic}-{balance.partition}, offsets {balance.begin} to {balance.end},"
+            f" {balance.since} to {balance.until}"
+        )
+        if balance.verdict == "missing":
+            self._say(f"{where}: {balance.missing:,} of {balance.acknowledged:,} acknowledged records are missing")
+        elif balance.verdict == "deleted":
             self._say(f"{where}: Kafka deleted records before they were counted")
 
 

@@ -42,10 +42,10 @@ class AvroSchema:
         self.text = text
         self._named: dict[str, Any] = {}
         try:
-            found = json.loads(text)
+            schema = json.loads(text)
         except ValueError as error:
             raise SchemaError(f"not JSON: {error}") from error
-        root = self._known(found, "", ())
+        root = self._known(schema, "", ())
         kind = "several types" if isinstance(root, list) else root["type"]
         if kind != "record":
             raise SchemaError(f"a schema of {kind}; it must be a record")
@@ -58,24 +58,24 @@ class AvroSchema:
             wanted.append(("time", time, frozenset({"long", "double", "string"}), "number or text"))
         for place, path, kinds, name in wanted:
             try:
-                found = self.at(path)["type"]
+                kind_found = self.at(path)["type"]
             except SchemaError as error:
                 yield f"{place}: {error}"
                 continue
-            if found not in kinds:
-                yield f"{place}: {path} is {found} in the schema, not a {name}"
+            if kind_found not in kinds:
+                yield f"{place}: {path} is {kind_found} in the schema, not a {name}"
 
     def at(self, path: str) -> dict[str, Any]:
         """Return the type at a dotted path, without null; SchemaError if there is none."""
-        found: dict[str, Any] = self._root
+        schema: dict[str, Any] = self._root
         for name in path.split("."):
-            if found["type"] != "record":
-                raise SchemaError(f"{path} is not in the schema: {found['type']} has no fields")
-            fields = {field["name"]: field["type"] for field in found["fields"]}
+            if schema["type"] != "record":
+                raise SchemaError(f"{path} is not in the schema: {schema['type']} has no fields")
+            fields = {field["name"]: field["type"] for field in schema["fields"]}
             if name not in fields:
-                raise SchemaError(f"{found['name']} has no field {name}, only {', '.join(fields)}")
-            found = self._single(fields[name], path)
-        return found
+                raise SchemaError(f"{schema['name']} has no field {name}, only {', '.join(fields)}")
+            schema = self._single(fields[name], path)
+        return schema
 
     def milliseconds(self, path: str) -> int:
         """Return how many units of a number make a millisecond: by its logical type, else one."""
@@ -88,10 +88,10 @@ class AvroSchema:
         """
         wanted: dict[str, set[str]] = defaultdict(set)  # fields, by the full name of their record
         for path in paths:
-            found = self._root
+            schema = self._root
             for name in path.split("."):
-                wanted[found["name"]].add(name)
-                found = self._single(next(part["type"] for part in found["fields"] if part["name"] == name), path)
+                wanted[schema["name"]].add(name)
+                schema = self._single(next(part["type"] for part in schema["fields"] if part["name"] == name), path)
         made = self._only(self._root, wanted, set())
         made["fields"].append({"name": READ, "type": "boolean", "default": True})
         return json.dumps(made)

@@ -29,12 +29,12 @@ class Cbor:
 
     def __call__(self, value: bytes, sent_ms: int) -> Sequence[Row]:
         """Decode a map to its columns; ValueError if it is none."""
-        found = loaded(value)
-        if not isinstance(found, Mapping):
+        decoded = loaded(value)
+        if not isinstance(decoded, Mapping):
             raise ReadingFault("the value is not a CBOR map")
 
         def at(path: str) -> Any:
-            place: Any = found
+            place: Any = decoded
             for name in path.split("."):
                 if not isinstance(place, Mapping):
                     return None
@@ -48,12 +48,12 @@ def loaded(value: bytes) -> Any:
     """Decode the single data item of a value; `ReadingFault` if there is none, or more follows."""
     stream = io.BytesIO(value)
     try:
-        found = cbor2.CBORDecoder(stream, semantic_decoders=_TAGS, max_depth=DEEPEST).decode()
+        decoded = cbor2.CBORDecoder(stream, semantic_decoders=_TAGS, max_depth=DEEPEST).decode()
     except cbor2.CBORDecodeError as error:
         raise ReadingFault("the value is not CBOR") from error
     if stream.tell() != len(value):
         raise ReadingFault("the value is not CBOR: bytes follow its first item")
-    return found
+    return decoded
 
 
 def _decimal_fraction(item: Any, _: bool) -> float | None:

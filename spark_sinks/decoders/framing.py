@@ -25,9 +25,9 @@ def unframed(value: bytes, schema_id: int | None, *, indexes: bool = False) -> b
     """
     if len(value) < LENGTH or value[0] != 0:
         raise ReadingFault(NO_HEADER)
-    found = int.from_bytes(value[1:LENGTH], "big")
-    if schema_id is not None and found != schema_id:
-        raise ReadingFault(wrong_schema(schema_id) % found)
+    number = int.from_bytes(value[1:LENGTH], "big")
+    if schema_id is not None and number != schema_id:
+        raise ReadingFault(wrong_schema(schema_id) % number)
     return value[_after_indexes(value) :] if indexes else value[LENGTH:]
 
 
@@ -47,12 +47,12 @@ def _after_indexes(value: bytes) -> int:
 
 def _varint(value: bytes, at: int) -> tuple[int, int]:
     """Read a 32-bit zigzag varint; return it and the position after it."""
-    found = 0
+    number = 0
     for shift in range(0, 35, 7):
         if at >= len(value):
             break
-        found |= (value[at] & 0x7F) << shift
+        number |= (value[at] & 0x7F) << shift
         at += 1
         if value[at - 1] < 0x80:
-            return (found >> 1) ^ -(found & 1), at
+            return (number >> 1) ^ -(number & 1), at
     raise ReadingFault(NO_HEADER)

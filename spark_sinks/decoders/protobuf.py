@@ -66,27 +66,27 @@ def lacks(descriptors: bytes, message: str, columns: Sequence[Wanted], time: str
     """Yield one sentence, with the source's key, for each field that is missing or has another type."""
     try:
         names = _messages(descriptors)
-        found = _descriptor(descriptors, message) if names else None
+        descriptor = _descriptor(descriptors, message) if names else None
     except KeyError:
-        found = None
+        descriptor = None
     except (DecodeError, TypeError):
-        names, found = [], None
+        names, descriptor = [], None
     if not names:
         yield "schema_file: no complete messages; use protoc --include_imports --descriptor_set_out=FILE"
         return
-    if found is None:
+    if descriptor is None:
         near = difflib.get_close_matches(message, names, n=1)
         yield f"message: no {message} in the file{f' (did you mean {near[0]}?)' if near else ''}"
         return
     for column in columns:
         place = f"columns.{column.name}"
-        field = _field(found, column.path)
+        field = _field(descriptor, column.path)
         if isinstance(field, str):
             yield f"{place}: {field}"
         elif field.cpp_type not in _TYPES[column.type]:
             yield f"{place}: {column.path} is not a {TYPE_NAMES[column.type]} in {message}"
     if time is not None:
-        field = _field(found, time)
+        field = _field(descriptor, time)
         if isinstance(field, str):
             yield f"time: {field}"
         elif field.cpp_type not in _TYPES["double"] | _TYPES["string"] and not _is_timestamp(field):
@@ -109,18 +109,18 @@ def _field(of: Descriptor, path: str) -> FieldDescriptor | str:
 
 def _at(message: Any, path: str) -> Any:
     """Return a message's value at a path; None if a field with presence is not set."""
-    found: Any = message
+    current: Any = message
     for name in path.split("."):
-        field = found.DESCRIPTOR.fields_by_name[name]
-        if field.has_presence and not found.HasField(name):
+        field = current.DESCRIPTOR.fields_by_name[name]
+        if field.has_presence and not current.HasField(name):
             return None
-        found = getattr(found, name)
+        current = getattr(current, name)
     if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
-        value = field.enum_type.values_by_number.get(found)
-        return str(found) if value is None else value.name
+        value = field.enum_type.values_by_number.get(current)
+        return str(current) if value is None else value.name
     if _is_timestamp(field):
-        return found.seconds * 1000 + found.nanos // 1_000_000
-    return found
+        return current.seconds * 1000 + current.nanos // 1_000_000
+    return current
 
 
 def _is_timestamp(field: FieldDescriptor) -> bool:

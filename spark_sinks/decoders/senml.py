@@ -74,7 +74,7 @@ class _Base:
         """Resolve a record to its field names, `t` in epoch ms; None if it has only base fields."""
         if not isinstance(record, Mapping):
             raise ReadingFault("not an object")
-        given = {_LABELS.get(label, label) if type(label) is int else label: found for label, found in record.items()}
+        given = {_LABELS.get(label, label) if type(label) is int else label: value for label, value in record.items()}
         for label in given:
             if isinstance(label, str) and label.endswith("_"):  # 4.4: must be understood
                 raise ReadingFault(f"{label[:40]} is not supported")
@@ -113,28 +113,28 @@ class _Base:
         self.sum = _number(given, "bs") if given.get("bs") is not None else self.sum
 
     def _value(self, label: str, here: Mapping[str, Any]) -> Any:
-        found = here[label]
+        value = here[label]
         if label == "v":
             return self.value + _number(here, "v")
-        if label == "vb" and not isinstance(found, bool):
+        if label == "vb" and not isinstance(value, bool):
             raise ReadingFault("vb is not a boolean")
-        if label == "vd" and isinstance(found, bytes):  # CBOR has bytes, JSON has base64
-            return base64.urlsafe_b64encode(found).rstrip(b"=").decode()
-        return found if label == "vb" else _text(here, label)
+        if label == "vd" and isinstance(value, bytes):  # CBOR has bytes, JSON has base64
+            return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+        return value if label == "vb" else _text(here, label)
 
 
 def _records(value: bytes) -> Sequence[Any]:
     """Decode a pack, JSON or CBOR: a CBOR array never starts with the same byte as JSON."""
     if value[:1] and value[0] & 0xE0 == 0x80:
-        found = loaded(value)
+        decoded = loaded(value)
     else:
         try:
-            found = msgspec.json.decode(value)
+            decoded = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise ReadingFault("the value is not a SenML pack, neither in JSON nor in CBOR") from error
-    if not isinstance(found, Sequence) or isinstance(found, str | bytes):
+    if not isinstance(decoded, Sequence) or isinstance(decoded, str | bytes):
         raise ReadingFault("the value is not a SenML pack: it is not an array")
-    return found
+    return decoded
 
 
 def _epoch_ms(seconds: float, sent_ms: int) -> int:
@@ -155,8 +155,8 @@ def _text(record: Mapping[Any, Any], label: str) -> Any:
 
 
 def _made(make: Callable[[Any], Any], record: Mapping[Any, Any], label: str, what: str) -> Any:
-    found = record.get(label)
-    made = make(found)
-    if made is None and found is not None:
+    entry = record.get(label)
+    made = make(entry)
+    if made is None and entry is not None:
         raise ReadingFault(f"{label} is not a {what}")
     return made

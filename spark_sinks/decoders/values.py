@@ -106,8 +106,8 @@ def time_text(value: Any) -> str:
     """Return a message's time as text for `spark_sinks.read.decode.instant`, also if it is not a time."""
     if isinstance(value, str):
         return (text(value) or "no text")[:LONGEST_TIME]
-    found = number(value)
-    return type(value).__name__ if found is None else repr(int(found) if found.is_integer() else found)
+    seconds = number(value)
+    return type(value).__name__ if seconds is None else repr(int(seconds) if seconds.is_integer() else seconds)
 
 
 def _whole(value: Any) -> int | None:

@@ -148,12 +148,12 @@ def _unreadable(error: Column, source: Source) -> Column:
         return error.when(F.col("_fault").isNotNull(), F.col("_fault"))
     if source.framing == "confluent":
         value = F.col("value")
-        found = F.conv(F.hex(F.substring(value, 2, 4)), 16, 10)
+        schema_id = F.conv(F.hex(F.substring(value, 2, 4)), 16, 10)
         none = (F.octet_length(value) < framing.LENGTH) | (F.substring(value, 1, 1) != F.lit(b"\0"))
         error = error.when(none, framing.NO_HEADER)
         if source.schema_id is not None:
             wrong = framing.wrong_schema(source.schema_id)
-            error = error.when(found != str(source.schema_id), F.format_string(wrong, found))
+            error = error.when(schema_id != str(source.schema_id), F.format_string(wrong, schema_id))
     return error.when(~F.coalesce("_readable", F.lit(False)), NOT_READABLE[source.decode])
 
 
@@ -204,12 +204,12 @@ def _json(records: DataFrame, source: Source) -> DataFrame:
 def json_columns(text: Column, columns: Mapping[str, Declared]) -> list[Column]:
     """Return the declared columns of one JSON object; null where missing, or where the text is not an object."""
     paths = {name: (column.field or name, _TYPES[column.type]) for name, column in columns.items()}
-    found = [
+    made = [
         (name, kind, _field(text, _group_objects(text, group), path, kind))
         for group in _groups(paths)
         for name, (path, kind) in group.items()
     ]
-    return [(_finite(value) if kind == DoubleType() else value).alias(name) for name, kind, value in found]
+    return [(_finite(value) if kind == DoubleType() else value).alias(name) for name, kind, value in made]
 
 
 def _groups(paths: _Paths) -> list[_Paths]:
@@ -227,12 +227,12 @@ def _group_objects(text: Column, group: _Paths) -> Column:
     return F.when(text.startswith("{"), objects(text, dict(group.values())))
 
 
-def _fields(text: Column, found: Column, group: _Paths) -> list[Column]:
-    return [_field(text, found, path, kind).alias(name) for name, (path, kind) in group.items()]
+def _fields(text: Column, parsed: Column, group: _Paths) -> list[Column]:
+    return [_field(text, parsed, path, kind).alias(name) for name, (path, kind) in group.items()]
 
 
-def _field(text: Column, found: Column, path: str, kind: DataType) -> Column:
-    value = _at(F.get(found, F.lit(0)), path)
+def _field(text: Column, parsed: Column, path: str, kind: DataType) -> Column:
+    value = _at(F.get(parsed, F.lit(0)), path)
     if kind == LongType():  # 1.0 and 1e3 are whole numbers too; Spark evaluates this only for a null
         return F.coalesce(value, whole(_at(F.get(_group_objects(text, {"": (path, DoubleType())}), F.lit(0)), path)))
     return value
@@ -253,10 +253,10 @@ def objects(text: Column, wanted: Mapping[str, DataType]) -> Column:
     return F.from_json(F.concat(F.lit("["), text, end), ArrayType(schema), options)
 
 
-def is_one(text: Column, found: Column) -> Column:
+def is_one(text: Column, parsed: Column) -> Column:
     """Whether the text that `objects` parsed was one JSON object, and nothing else."""
-    marked = (F.size(found) == 2) & F.coalesce(F.get(found, F.lit(1))[_END], F.lit(False))
-    return F.when(_may_close(text), marked).otherwise(F.size(found) == 1)
+    marked = (F.size(parsed) == 2) & F.coalesce(F.get(parsed, F.lit(1))[_END], F.lit(False))
+    return F.when(_may_close(text), marked).otherwise(F.size(parsed) == 1)
 
 
 def _may_close(text: Column) -> Column:
@@ -281,10 +281,10 @@ def _schema(wanted: Mapping[str, DataType]) -> StructType:
     return made(below)
 
 
-def _at(found: Column, path: str) -> Column:
+def _at(column: Column, path: str) -> Column:
     for name in path.split("."):
-        found = found.getField(name)
-    return found
+        column = column.getField(name)
+    return column
 
 
 def _number(records: DataFrame, source: Source) -> DataFrame:
@@ -318,8 +318,8 @@ def _avro(records: DataFrame, source: Source) -> DataFrame:
     schema = avro.AvroSchema(Path(source.schema_file).read_text(encoding="utf-8"))
     columns = wanted(source)
     paths = [*(column.path for column in columns), *filter(None, [source.time])]
-    found = from_avro(_value(source), schema.text, {"avroSchema": schema.reader(paths), "mode": "PERMISSIVE"})
-    opened = records.withColumn("_record", found)
+    decoded = from_avro(_value(source), schema.text, {"avroSchema": schema.reader(paths), "mode": "PERMISSIVE"})
+    opened = records.withColumn("_record", decoded)
     made = []
     for column in columns:
         value = _at(F.col("_record"), column.path).cast(_TYPES[column.type])

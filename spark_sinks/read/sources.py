@@ -185,14 +185,14 @@ class Broker:
         asked = self._list()
         for resource in resources.values():
             asked.add(resource)
-        found = dict.fromkeys(topics, LARGEST_BATCH)
+        limits = dict.fromkeys(topics, LARGEST_BATCH)
         try:
             configs = self._admin.describeConfigs(asked).all().get()
         except Py4JJavaError as error:
             if _caused_by(error, _DENIED):
-                return found
+                return limits
             raise
-        return found | {
+        return limits | {
             name: int(configs.get(resource).get("max.message.bytes").value()) for name, resource in resources.items()
         }
 

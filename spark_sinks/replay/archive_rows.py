@@ -78,10 +78,10 @@ def _rows(spark: SparkSession, source: ArchiveSource, days: tuple[date, date]) -
         name = _of_hadoop(source.archive)
         files = _GLOB.sub(r"\\\g<0>", name)  # Spark takes a path as a pattern
         reader = spark.read.options(basePath=name)
-        found = reader.parquet(files).schema
-        check_columns(found.names)
+        schema = reader.parquet(files).schema
+        check_columns(schema.names)
         # Spark would read a directory topic=007 as a number.
-        typed = [StructField(field.name, StringType()) if field.name == "topic" else field for field in found.fields]
+        typed = [StructField(field.name, StringType()) if field.name == "topic" else field for field in schema.fields]
         return reader.schema(StructType(typed)).parquet(files)
     except MissingColumnsError as error:
         raise SourceError(f"{source.archive}: {error}") from error

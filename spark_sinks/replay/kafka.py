@@ -148,23 +148,23 @@ class LogReader:
 
     def unreadable(self) -> list[Unreadable]:
         """Return what nothing can read below the positions of `merge`; each once."""
-        found, later = list[Unreadable](), list[Unreadable]()
+        now, later = list[Unreadable](), list[Unreadable]()
         for gap in self._consumer.unreadable:
             place = Place(*gap.partition)
             if gap.first < min(self.merge.positions[place], self._ends[place]):
-                found.append(gap)
+                now.append(gap)
             else:
                 later.append(gap)
         self._consumer.unreadable[:] = later
-        return found
+        return now
 
     async def next_time(self) -> int | None:
         """Read until the next record's time is known and return it; None if no record is left."""
         merge = self.merge
         while merge.waiting:
             wanted = partitions_of(merge.waiting)
-            found = await self._consumer.getmany(*wanted, timeout_ms=500, max_records=PAGE * len(wanted))
+            records = await self._consumer.getmany(*wanted, timeout_ms=500, max_records=PAGE * len(wanted))
             for partition in wanted:
                 behind = await self._consumer.position(partition)
-                merge.feed(Place(*partition), found.get(partition, ()), behind)
+                merge.feed(Place(*partition), records.get(partition, ()), behind)
         return merge.peek()

@@ -43,10 +43,10 @@ class LedgerEntry(msgspec.Struct, kw_only=True):
 
 def positions_of(places: dict[Place, int]) -> Positions:
     """Convert offsets to the ledger's form."""
-    found: Positions = {}
+    positions: Positions = {}
     for place, offset in sorted(places.items()):
-        found.setdefault(place.topic, {})[place.partition] = offset
-    return found
+        positions.setdefault(place.topic, {})[place.partition] = offset
+    return positions
 
 
 def places_of(positions: Positions) -> dict[Place, int]:
@@ -73,19 +73,19 @@ async def read(committed: CommittedReader, plain: AIOKafkaConsumer, name: str) -
         LedgerError: another job's transaction hides the end for too long, or an entry is not valid or cannot be read.
     """
     [end] = (await plain.end_offsets(partitions_of([_PLACE]))).values()
-    found: bytes | None = None
+    content: bytes | None = None
     at = -1
     try:
         async with asyncio.timeout(PATIENCE_S):
             reader = LogReader(committed, {_PLACE: 0}, {_PLACE: end})
             async for record in reader.records():
                 if record.key == name.encode():
-                    found, at = record.value, record.offset
+                    content, at = record.value, record.offset
     except TimeoutError as error:
         raise LedgerError(f"an open transaction of another job hides the end of {LEDGER}; try again later") from error
     if hidden := [gap for gap in reader.unreadable() if gap.first > at]:
         raise LedgerError(f"the newest entry of {name} may be in what nothing can read: {hidden[0]}")
     try:
-        return None if found is None else msgspec.json.decode(found, type=LedgerEntry)
+        return None if content is None else msgspec.json.decode(content, type=LedgerEntry)
     except msgspec.DecodeError as error:
         raise LedgerError(f"the entry of {name} in {LEDGER} is not valid: {error}") from error

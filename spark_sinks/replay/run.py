@@ -221,15 +221,15 @@ class _Run:
         except StopRequest:
             return None
 
-    async def _fill(self, found: Slice) -> LedgerEntry:
+    async def _fill(self, part: Slice) -> LedgerEntry:
         """Send a slice, and return its ledger entry."""
-        names = {self._job.sink.kafka or item.topic for item in found.items} | {item.topic for item in found.items}
+        names = {self._job.sink.kafka or item.topic for item in part.items} | {item.topic for item in part.items}
         if unknown := names - self._targets.keys():
             known = await self._clients.topics.known(unknown)
             self._targets.update({name: known.get(name) for name in unknown})
         sent = 0
-        unfit = list(found.unfit)
-        for item in found.items:
+        unfit = list(part.unfit)
+        for item in part.items:
             wrong = await self._send(item)
             if wrong is None:
                 sent += 1
@@ -237,14 +237,14 @@ class _Run:
                 unfit.append(f"{item}: {wrong}")
         for sentence in unfit:
             self._report_unfit(sentence)
-        self._positions.update(found.positions)
+        self._positions.update(part.positions)
         entry = self._entry
         self._entry = msgspec.structs.replace(
             entry,
             positions=positions_of(self._positions),
             records=entry.records + sent,
             unfit=entry.unfit + len(unfit),
-            repeated=entry.repeated + found.repeated,
+            repeated=entry.repeated + part.repeated,
         )
         return self._entry
 

@@ -59,10 +59,10 @@ class LogItems:
         merge = self._reader.merge
         noted = dict(merge.positions)
         while await self._reader.next_time() is not None:
-            found = await self._slice(records)
-            noted = found.positions
-            found.unfit += self._unreadable()
-            yield found
+            part = await self._slice(records)
+            noted = part.positions
+            part.unfit += self._unreadable()
+            yield part
         if merge.positions != noted:  # offsets after the last record that hold no records
             yield Slice([], dict(merge.positions), self._unreadable())
 
@@ -90,7 +90,7 @@ class LetterItems(LogItems):
         self._seen = seen
 
     async def _slice(self, records: int) -> Slice:
-        merge, found, size = self._reader.merge, Slice([], {}, []), 0
+        merge, part, size = self._reader.merge, Slice([], {}, []), 0
         taken, last = 0, -1
         while (time := await self._reader.next_time()) is not None:
             if (taken >= records or size >= SLICE_BYTES) and (time != last or taken >= MOST_TOGETHER):
@@ -100,17 +100,17 @@ class LetterItems(LogItems):
             try:
                 item = letter(self._job, record)
             except NotReplayableError as error:
-                found.unfit.append(f"{record.topic}-{record.partition} at {record.offset}: {error}")
+                part.unfit.append(f"{record.topic}-{record.partition} at {record.offset}: {error}")
                 continue
             if item is None:
                 continue
             if self._seen.add(item.place, item.offset):
-                found.items.append(item)
+                part.items.append(item)
             else:
-                found.repeated += 1
-        found.items = list(in_order(found.items))
-        found.positions, found.left = dict(merge.positions), merge.left
-        return found
+                part.repeated += 1
+        part.items = list(in_order(part.items))
+        part.positions, part.left = dict(merge.positions), merge.left
+        return part
 
 
 def letter(job: DlqReplay, record: object) -> Item | None:
@@ -216,7 +216,8 @@ async def _at(
 ) -> dict[TopicPartition, int]:
     """Return each partition's first offset with this timestamp or a later one; its end if there is none."""
     asked = dict.fromkeys(partitions, round(moment.timestamp() * 1000))
-    found = await consumer.offsets_for_times(asked)
+    offsets = await consumer.offsets_for_times(asked)
     return {
-        partition: ends[partition] if at is None else min(at.offset, ends[partition]) for partition, at in found.items()
+        partition: ends[partition] if at is None else min(at.offset, ends[partition])
+        for partition, at in offsets.items()
     }

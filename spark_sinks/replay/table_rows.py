@@ -72,13 +72,13 @@ def _of_delta(
     """Return the table's files, and the function that reads one."""
     from deltalake import DeltaTable  # noqa: PLC0415 - of the extra `lake`
 
-    found = DeltaTable(source.archive, storage_options=dict(source.options)).to_pyarrow_dataset()
-    check_columns(found.schema.names)
+    dataset = DeltaTable(source.archive, storage_options=dict(source.options)).to_pyarrow_dataset()
+    check_columns(dataset.schema.names)
     date, topic = ds.field("date"), ds.field("topic")
     wanted = (date >= pa.scalar(days[0])) & (date <= pa.scalar(days[1]))
     if source.topics:
         wanted &= topic.isin(list(source.topics))
-    return list(found.get_fragments(filter=wanted)), functools.partial(_of_fragment, found.schema)
+    return list(dataset.get_fragments(filter=wanted)), functools.partial(_of_fragment, dataset.schema)
 
 
 def _of_fragment(schema: pa.Schema, fragment: Any) -> Batches:

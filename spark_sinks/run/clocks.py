@@ -50,6 +50,6 @@ async def _sets_time(connection: Mapping[str, str], topics: Sequence[str]) -> di
     admin = AIOKafkaAdminClient(**kafka_client.arguments(connection))
     try:
         await admin.start()
-        return {name: not found.own_time for name, found in (await ReplayTopics(admin).known(topics)).items()}
+        return {name: not topic.own_time for name, topic in (await ReplayTopics(admin).known(topics)).items()}
     finally:
         await admin.close()

@@ -150,9 +150,9 @@ class Windowed(DeclaredJob):
 
     def left_out(self, source: DataFrame, watermark_ms: Column) -> DataFrame:
         """Also include the readings that Spark drops as late."""
-        found = windows.left_out(self.checked(source), self.window, watermark_ms)
+        rejected = windows.left_out(self.checked(source), self.window, watermark_ms)
         packs = self.declared.source.decode == "senml"  # several readings of one record may be late
-        return found.dropDuplicates(["topic", "partition", "offset"]) if packs else found
+        return rejected.dropDuplicates(["topic", "partition", "offset"]) if packs else rejected
 
     def start(self, trigger: Trigger) -> StreamingQuery:
         """Start the query of the aggregates."""

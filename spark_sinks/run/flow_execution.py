@@ -71,7 +71,7 @@ class FlowExecution:
         flow: Flow,
         broker: Broker,
         *,
-        found: Callable[[Examined | BaseException], None],
+        report: Callable[[Examined | BaseException], None],
         say: Callable[[str], None],
     ) -> None:
         self.flow = flow
@@ -81,7 +81,7 @@ class FlowExecution:
         self._say = say
         self.runs: dict[str, str] = {}  # mode of each run of the query, by run id
         self._told_of_late = False
-        self._found = found
+        self._found = report
         self._lease: Lease | None = None
         self._holds = True
         self._workers_missed = 0  # consecutive failures
@@ -96,7 +96,7 @@ class FlowExecution:
         self._next_look = 0.0
         self._unfinished = RealTimeReads(flow.spark)
         self._checkpoint = JobCheckpoint(flow.spark, flow.checkpoint)
-        self._scanner = None if flow.rejects_topic is None else RejectScanner(flow, found)
+        self._scanner = None if flow.rejects_topic is None else RejectScanner(flow, report)
         self._scan_by = float("inf")  # deadline for scanning the finished batches
 
     def begin(self) -> None:

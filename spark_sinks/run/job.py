@@ -147,11 +147,11 @@ class Flow(abc.ABC):
         """
         if missing := [topic for topic in topics if topic not in self._limits]:
             with Broker(self.spark, self.options.connection, LIMITS_S) as broker:
-                found = broker.limits(missing)
-            if found is None:
+                asked = broker.limits(missing)
+            if asked is None:
                 raise TimeoutError(f"Kafka: {self.options.bootstrap_servers} did not answer for {LIMITS_S:.0f} s")
             most = self.options.connection.get(MAX_REQUEST)
-            self._limits |= {topic: limit if most is None else min(limit, int(most)) for topic, limit in found.items()}
+            self._limits |= {topic: limit if most is None else min(limit, int(most)) for topic, limit in asked.items()}
         return {topic: self._limits[topic] for topic in topics}
 
     def to_kafka(self, records: DataFrame, topics: Sequence[str], trigger: Trigger, *, final: bool) -> StreamingQuery:
@@ -225,7 +225,7 @@ JOBS: Final = "spark_sinks.jobs"
 def known_jobs() -> dict[str, JobKind]:
     """Return the `JOB` of every module in `spark_sinks/jobs`, by name."""
     jobs = importlib.import_module(JOBS)
-    modules = (importlib.import_module(f"{JOBS}.{found.name}") for found in pkgutil.iter_modules(jobs.__path__))
+    modules = (importlib.import_module(f"{JOBS}.{member.name}") for member in pkgutil.iter_modules(jobs.__path__))
     kinds: list[JobKind] = [module.JOB for module in modules]
     return {kind.name: kind for kind in sorted(kinds, key=lambda kind: kind.name)}
 

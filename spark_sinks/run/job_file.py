@@ -196,5 +196,5 @@ def _keys(kind: type[BaseModel] | None, place: list[str]) -> list[str]:
 
 
 def _nearest(name: str, names: Mapping[str, Any] | list[str]) -> str:
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f" (did you mean {found[0]}?)" if found else ""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -89,10 +89,10 @@ class JobMetrics:
             self._ended = self._clock()
             self._read(self.totals.rows)
 
-    def examined(self, found: Examined) -> None:
+    def examined(self, rejected: Examined) -> None:
         """Count the rejected records found in finished batches."""
         with self._lock:
-            self.totals.add_examined(found)
+            self.totals.add_examined(rejected)
 
     def _span(self, now: float) -> float:
         """Return the seconds that the rate covers."""

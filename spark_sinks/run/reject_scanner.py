@@ -79,8 +79,8 @@ class RejectScanner:
                 self._finished.wait()
                 self._finished.clear()
                 last = self._stopped
-                while not self._out_of_time and (found := self._examine()) is not None:
-                    self._report(found)
+                while not self._out_of_time and (examined := self._examine()) is not None:
+                    self._report(examined)
         except Exception as error:  # raised by the thread that runs the query
             if not self._stopped:
                 self._report(error)
@@ -110,17 +110,17 @@ class RejectScanner:
         records = kafka_range(self._spark, start, end, connection=connection)
         if self.tasks is not None:
             records = records.coalesce(self.tasks)
-        found = self._flow.left_out(records, watermark_ms).cache()  # the source is read once; rejected records are few
+        rejected = self._flow.left_out(records, watermark_ms).cache()  # few; the source is read once
         try:
             counts = (F.count_if(F.col(ERROR) == reason) for reason in (LATE, LATE_BY_OTHERS))
-            [(count, late, by_others)] = found.select(F.count(F.lit(1)), *counts).collect()
+            [(count, late, by_others)] = rejected.select(F.count(F.lit(1)), *counts).collect()
             if count:
                 topic = self._flow.letters_topic
                 limits = self._flow.limits(topic)
-                writer = dead_letters(found, limits[topic]).write.format("kafka")
+                writer = dead_letters(rejected, limits[topic]).write.format("kafka")
                 writer.options(**producer_settings(connection, limits)).option("topic", topic).save()
         finally:
-            found.unpersist()
+            rejected.unpersist()
         return count - late - by_others, late, by_others
 
     def _next(self) -> list[PlannedBatch]:

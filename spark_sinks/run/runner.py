@@ -98,7 +98,7 @@ def run(
 
     try:
         with Broker(flow.spark, flow.options.connection, FIRST_ANSWER_S) as broker:
-            execution = FlowExecution(flow, broker, found=events.put, say=say)
+            execution = FlowExecution(flow, broker, report=events.put, say=say)
             execution.begin()
             try:
                 waiting = True
@@ -135,7 +135,7 @@ def run(
 
 def _until_ended(events: SimpleQueue[Event], missing: set[str], limit_s: float = 2.0) -> list[Event]:
     """Wait, at most `limit_s`, for the end of every run, which follows all its progress; return the other events."""
-    found: list[Event] = []
+    happened: list[Event] = []
     deadline = time.monotonic() + limit_s
     while missing and (left := deadline - time.monotonic()) > 0:
         try:
@@ -145,8 +145,8 @@ def _until_ended(events: SimpleQueue[Event], missing: set[str], limit_s: float =
         if isinstance(event, str):
             missing.discard(event)
         else:
-            found.append(event)
-    return found
+            happened.append(event)
+    return happened
 
 
 def wait_for_topics(flow: Flow, say: Callable[[str], None], events: SimpleQueue[Event]) -> bool:

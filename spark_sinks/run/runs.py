@@ -155,8 +155,8 @@ def _read(path: Path) -> Known | None:
 
 def known() -> list[Known]:
     """Return the newest run of every job, running ones first."""
-    found = [record for path in directory().glob("*.json") if (record := _read(path)) is not None]
-    return sorted(found, key=lambda record: (not record.alive, record.run.job, record.run.checkpoint))
+    records = [record for path in directory().glob("*.json") if (record := _read(path)) is not None]
+    return sorted(records, key=lambda record: (not record.alive, record.run.job, record.run.checkpoint))
 
 
 def find(name: str) -> list[Known]:
@@ -184,13 +184,13 @@ def stop(name: str, limit_s: float) -> ListedRun:
         RunsError: no such job runs here, or several do.
         TimeoutError: it did not end in time.
     """
-    found = find(name)
-    running = [record.run for record in found if record.alive]
+    runs_found = find(name)
+    running = [record.run for record in runs_found if record.alive]
     if len(running) > 1:
         listed = ", ".join(run.file or run.checkpoint for run in running)
         raise RunsError(f"{name}: {len(running)} jobs of this name run: select one by its file ({listed})")
     if not running:
-        raise RunsError(not_running(name, found))
+        raise RunsError(not_running(name, runs_found))
     [run] = running
     with contextlib.suppress(ProcessLookupError):
         os.kill(run.pid, signal.SIGTERM)
@@ -209,11 +209,11 @@ def _same(name: str, run: ListedRun) -> Known | None:
     )
 
 
-def not_running(name: str, found: list[Known]) -> str:
+def not_running(name: str, runs: list[Known]) -> str:
     """Describe why a job does not run."""
-    if not found:
+    if not runs:
         return f"{name} has not been started on this machine by this user"
-    run = found[0].run
+    run = runs[0].run
     if run.ended is None:
         return f"{name} does not run: its process {run.pid} was killed"
     return f"{name} does not run: it {'was stopped' if run.error is None else f'failed: {run.error}'}"

@@ -75,7 +75,7 @@ def status_of(known: Sequence[Known], addresses: Sequence[str] = ()) -> list[Sta
     if not known and not addresses:
         return []
     with ThreadPoolExecutor(max_workers=16) as pool:
-        return [*pool.map(_status, known), *(status for found in pool.map(_at, addresses) for status in found)]
+        return [*pool.map(_status, known), *(status for statuses in pool.map(_at, addresses) for status in statuses)]
 
 
 def _status(known: Known) -> Status:
@@ -102,13 +102,13 @@ def _status(known: Known) -> Status:
 def _at(address: str) -> list[Status]:
     """Return the jobs at an address; usually one."""
     try:
-        if not (found := read(address)):
+        if not (answer := read(address)):
             raise NoFigures("no Spark job serves metrics there")
     except NoFigures as error:
         return [Status(job=address, address=address, state="does not answer", detail=str(error))]
-    jobs = dict.fromkeys(status.job for status in found)
+    jobs = dict.fromkeys(status.job for status in answer)
     return [
-        Status(job=job, address=address, state="runs", queries=tuple(status for status in found if status.job == job))
+        Status(job=job, address=address, state="runs", queries=tuple(status for status in answer if status.job == job))
         for job in jobs
     ]
 

@@ -195,10 +195,10 @@ class JobCheckpoint:
 
 def _without(line: str, topics: Collection[str]) -> str:
     """Return a source's line of a log without these topics; other lines as they are."""
-    found = json.loads(line) if line.startswith("{") else {}
-    if "batchWatermarkMs" in found or not any(topic in found for topic in topics):
+    entry = json.loads(line) if line.startswith("{") else {}
+    if "batchWatermarkMs" in entry or not any(topic in entry for topic in topics):
         return line
-    return json.dumps({topic: offsets for topic, offsets in found.items() if topic not in topics})
+    return json.dumps({topic: offsets for topic, offsets in entry.items() if topic not in topics})
 
 
 def _offsets(log: str) -> Offsets:

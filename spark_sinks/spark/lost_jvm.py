@@ -25,10 +25,10 @@ def reason(error: BaseException, log_file: Path | None, since: int) -> str | Non
     """
     if not isinstance(error, Py4JNetworkError | ConnectionError):
         return None
-    found = [] if log_file is None else _ERROR.findall(_end(log_file, since))
-    if not found:
+    errors = [] if log_file is None else _ERROR.findall(_end(log_file, since))
+    if not errors:
         return "its JVM has ended; the system may have killed it for its memory"
-    last = found[-1].decode(errors="replace").strip()
+    last = errors[-1].decode(errors="replace").strip()
     return f"its JVM has ended: {last}" + (f"; {_MEMORY}" if "OutOfMemoryError" in last else "")
 
 

@@ -131,12 +131,12 @@ def end_jvm(limit_s: float) -> None:
 
 def children(process: int) -> list[int]:
     """Return the ids of a process's children that have not been waited for (Linux); none if it has ended."""
-    found: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{process}/task").iterdir():
             with contextlib.suppress(OSError):  # only this thread has ended
-                found += map(int, (thread / "children").read_text().split())
-    return found
+                pids += map(int, (thread / "children").read_text().split())
+    return pids
 
 
 def _runs(child: int) -> bool:

@@ -64,9 +64,9 @@ class _Heard:
             self._rows.pop(task, None)
 
     def onExecutorMetricsUpdate(self, event: Any) -> None:  # noqa: N802
-        found = msgspec.json.decode(self._to_json(event), type=_Heartbeat)
+        heartbeat = msgspec.json.decode(self._to_json(event), type=_Heartbeat)
         with self._lock:
-            for task in found.tasks:
+            for task in heartbeat.tasks:
                 if task.id in self._index:
                     self._rows[task.id] = {
                         metric.id: int(metric.value) for metric in task.metrics if metric.name == _ROWS

@@ -97,20 +97,20 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 def modules() -> dict[str, Path]:
     """Return the modules (and packages) of this project that a job imports, by their path in the archive."""
-    found: dict[str, Path] = {}
+    modules_found: dict[str, Path] = {}
     waiting = sorted((ROOT / "spark_sinks").rglob("*.py"))
     while waiting:
         path = waiting.pop()
         place = path.relative_to(ROOT).as_posix()
-        if place in found:
+        if place in modules_found:
             continue
-        found[place] = path
+        modules_found[place] = path
         near = [ROOT / above / "__init__.py" for above in path.relative_to(ROOT).parents[:-1]]
         for name in _imported(path):
             module = ROOT.joinpath(*name.split("."))
             near += [module.with_suffix(".py"), module / "__init__.py"]
         waiting += [one for one in near if one.is_file()]
-    return dict(sorted(found.items()))
+    return dict(sorted(modules_found.items()))
 
 
 def _imported(path: Path) -> Iterator[str]:
@@ -146,10 +146,10 @@ def archive(directory: Path) -> tuple[Path, Path]:
 
 def spark_home() -> Path:
     """Return the Spark directory inside pyspark; SubmitError if it is not installed."""
-    found = importlib.util.find_spec("pyspark")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
         raise SubmitError("pyspark is not installed: pip install 'trivium[spark]'")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def environment(java_home: Path, deploy_mode: str) -> dict[str, str]:

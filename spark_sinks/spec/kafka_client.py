@@ -46,15 +46,15 @@ def arguments(settings: Mapping[str, str]) -> dict[str, Any]:
     """Return the common arguments of aiokafka's clients. Raises as `check`, and OSError for an unreadable file."""
     check(settings)
     protocol = settings.get("security.protocol", "PLAINTEXT")
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in settings["bootstrap.servers"].split(",")],
         "client_id": settings.get("client.id", "trivium-replay"),
         "request_timeout_ms": int(settings.get("request.timeout.ms", "40000")),
         "security_protocol": protocol,
     }
     if protocol.startswith("SASL"):
-        found["sasl_mechanism"] = settings.get("sasl.mechanism", "PLAIN")
-        found["sasl_plain_username"], found["sasl_plain_password"] = _login(settings)
+        arguments["sasl_mechanism"] = settings.get("sasl.mechanism", "PLAIN")
+        arguments["sasl_plain_username"], arguments["sasl_plain_password"] = _login(settings)
     if protocol.endswith("SSL"):
         context = ssl.create_default_context(
             cafile=settings.get("ssl.truststore.location"), cadata=settings.get("ssl.truststore.certificates")
@@ -62,8 +62,8 @@ def arguments(settings: Mapping[str, str]) -> dict[str, Any]:
         context.check_hostname = settings.get("ssl.endpoint.identification.algorithm", "https") != ""
         if (own := settings.get("ssl.keystore.location")) is not None:
             context.load_cert_chain(own, password=settings.get("ssl.key.password"))
-        found["ssl_context"] = context
-    return found
+        arguments["ssl_context"] = context
+    return arguments
 
 
 def _login(settings: Mapping[str, str]) -> tuple[str, str]:

@@ -45,13 +45,13 @@ class Meaning(msgspec.Struct, frozen=True):
 
 def of_source(source: Source, columns: Sequence[str]) -> dict[str, str]:
     """Return what the values of these columns and the time of a reading mean."""
-    found = {"source.decode": source.decode, "source.time": source.time or "not set"}
+    meaning = {"source.decode": source.decode, "source.time": source.time or "not set"}
     if source.message is not None:
-        found["source.message"] = source.message
+        meaning["source.message"] = source.message
     for name in columns:
         if (column := source.columns.get(name)) is not None:
-            found[f"source.columns.{name}"] = f"the {column.type} {column.field or name}"
-    return found
+            meaning[f"source.columns.{name}"] = f"the {column.type} {column.field or name}"
+    return meaning
 
 
 def of_code(path: Path) -> str:

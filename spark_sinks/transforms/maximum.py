@@ -55,7 +55,7 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
     """
     text = F.trim(text_of(F.col("value")), F.lit(WHITE_SPACE))
     is_number = F.col("text").rlike(NUMBER)
-    found = F.when(F.col("text").startswith("{"), objects(F.col("text"), READING))
+    reading = F.when(F.col("text").startswith("{"), objects(F.col("text"), READING))
     fields = F.get(F.col("objects"), F.lit(0))
     temperature = F.when(is_number, F.col("text").try_cast("double")).otherwise(fields["temperature"])
     time = F.col("own_time")
@@ -67,7 +67,7 @@ def parsed(records: DataFrame, ahead: str = "1 minute") -> DataFrame:
             text.alias("text"),
             text_of(F.col("key")).alias("key_text"),
         )
-        .withColumn("objects", found)
+        .withColumn("objects", reading)
         .select(
             *own,
             (is_number | is_one(F.col("text"), F.col("objects"))).alias("readable"),

@@ -49,10 +49,10 @@ def _headers_size(headers: Column) -> Column:
 
 def limit_of(topic: Column, limits: Mapping[str, int]) -> Column:
     """Return the most bytes of a record of a topic."""
-    found = F.lit(min(limits.values()))
+    chosen = F.lit(min(limits.values()))
     for name, limit in limits.items():
-        found = F.when(topic == name, limit).otherwise(found)
-    return found
+        chosen = F.when(topic == name, limit).otherwise(chosen)
+    return chosen
 
 
 def why_too_large(bytes_: Column, topic: Column, limit: Column) -> Column:

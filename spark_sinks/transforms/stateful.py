@@ -47,19 +47,19 @@ class Deviations(StatefulProcessor):
         """Yield the alarms of a batch. Its rows come in any order, so they are sorted by offset."""
         running = {name: RunningStatistics(*(state.get() or ())) for name, state in self._states.items()}
         for row in sorted(rows, key=lambda one: (one["topic"], one["partition"], one["offset"], one["_place"])):
-            found = {}
+            seen = {}
             for name, (deviations, after) in self._limits.items():
                 value = row[name]
                 if value is None:
                     continue
                 before = running[name]
                 if before.is_beyond(value, deviations, after):
-                    found[name] = before
+                    seen[name] = before
                 running[name] = before.with_value(value)
-            if found or row[BEYOND]:
+            if seen or row[BEYOND]:
                 made = {name: row[name] for name in self._columns}
                 for name in self._limits:
-                    one = found.get(name)
+                    one = seen.get(name)
                     made[MEAN + name] = None if one is None else one.mean
                     made[DEVIATION + name] = None if one is None else one.deviation
                 yield Row(**made)

@@ -61,12 +61,12 @@ def with_means(
         f"`{name}` {kinds.get(name, 'double')}"
         for name in (*columns, *(prefix + name for name in limited for prefix in (MEAN, DEVIATION)))
     )
-    found = judged.groupBy(_KEY).transformWithState(
+    judged_rows = judged.groupBy(_KEY).transformWithState(
         Deviations(thresholds, columns, forget_ms), returned, "Update", "ProcessingTime"
     )
     about = [F.col(_KEY).alias(by.name), _origin(packs), F.col(_AT)]
     made = [*_beyond_bounds(about, thresholds), *_far_from_means(about, limited)]
-    return found.select(F.explode(F.array(*made)).alias("made")).where(F.col("made").isNotNull()).select("made.*")
+    return judged_rows.select(F.explode(F.array(*made)).alias("made")).where(F.col("made").isNotNull()).select("made.*")
 
 
 def _origin(packs: bool) -> Column:

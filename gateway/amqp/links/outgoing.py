@@ -212,14 +212,14 @@ class OutgoingLink(Fanout, Subscriber):
 
     def _send(self, records: Sequence[Received], attempts: int) -> int:
         """Send the first of the records, up to the burst, and return how many; this includes the unsendable ones."""
-        found = from_records(self._names.shown_all(records), self._now_ms, attempts, self._burst * BYTES_PER_RECORD)
-        messages = cast("list[bytes]", found)
+        packed = from_records(self._names.shown_all(records), self._now_ms, attempts, self._burst * BYTES_PER_RECORD)
+        messages = cast("list[bytes]", packed)
         count = len(messages)
         records = records[:count]
         self._burst -= count
         limit = self.link.peer_max_message_bytes
-        if None in found or (limit and max(map(len, messages)) > limit):
-            records, messages = self._sendable(records, found, limit)
+        if None in packed or (limit and max(map(len, messages)) > limit):
+            records, messages = self._sendable(records, packed, limit)
         if messages:
             self._egress.counts.sent += len(messages)
             if self._settled:
@@ -241,11 +241,11 @@ class OutgoingLink(Fanout, Subscriber):
         """Return the records that are neither expired nor above the peer's limit; finish or pass on the others."""
         counts = self._egress.counts
         fit: list[Received] = []
-        found: list[bytes] = []
+        sendable: list[bytes] = []
         for record, data in zip(records, messages, strict=True):
             if data is not None and not (limit and len(data) > limit):
                 fit.append(record)
-                found.append(data)
+                sendable.append(data)
                 continue
             if data is not None:
                 self._too_large(record, len(data), limit)
@@ -253,7 +253,7 @@ class OutgoingLink(Fanout, Subscriber):
             counts.expired += 1
             if self._membership is not None:
                 self._membership.done(record)
-        return fit, found
+        return fit, sendable
 
     def _too_large(self, record: Received, size: int, limit: int) -> None:
         """Leave a record above the peer's max-message-size to others (part 2.7.3: it must not be sent here)."""

@@ -160,8 +160,8 @@ class ClusterAdmin:
     @_request
     async def committed(self, client: AdminClient, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return a group's committed offsets; none when the group does not exist."""
-        found = await client.list_consumer_group_offsets(group)
-        return {partition: place for partition, place in found.items() if place.offset >= 0}
+        offsets = await client.list_consumer_group_offsets(group)
+        return {partition: place for partition, place in offsets.items() if place.offset >= 0}
 
     @_request
     async def delete_group(self, client: AdminClient, group: str, topic: str) -> bool:

@@ -75,105 +75,105 @@ def _files() -> Finding:
     return Finding(False, f"open files: {hard} at most: a connection is one; raise LimitNOFILE= or ulimit -Hn")
 
 
-async def _kafka(config: Config, found: Callable[[Finding], None]) -> None:
+async def _kafka(config: Config, report: Callable[[Finding], None]) -> None:
     servers = config.kafka.bootstrap_servers
     try:
         client = AIOKafkaClient(**client_settings(config.kafka, "doctor"))
     except ConfigError as error:
-        found(Finding(False, str(error)))
+        report(Finding(False, str(error)))
         return
     try:
         async with asyncio.timeout(CONNECT_S):
             await client.bootstrap()
             await client.force_metadata_update()
     except (errors.KafkaError, OSError, TimeoutError) as error:
-        found(Finding(False, logins.problem or f"Kafka at {servers} does not answer: {error!r}"))
+        report(Finding(False, logins.problem or f"Kafka at {servers} does not answer: {error!r}"))
         await client.close()
         return
     try:
-        await _brokers(client, found)
+        await _brokers(client, report)
     finally:
         await client.close()
     tasks = Tasks(lambda error: None)
     queries = TopicQueries(config.kafka, tasks.spawn, asyncio.get_running_loop().time)
     try:
-        await _clock(queries, found)
-        await _topics(config, queries, found)
+        await _clock(queries, report)
+        await _topics(config, queries, report)
         if config.security.access_source == "kafka":
-            await _acls(queries, found)
+            await _acls(queries, report)
     except Refused as refused:
-        found(Finding(False, refused.reason))
+        report(Finding(False, refused.reason))
     finally:
         await queries.stop()
         await tasks.close()
 
 
-async def _brokers(client: Any, found: Callable[[Finding], None]) -> None:
+async def _brokers(client: Any, report: Callable[[Finding], None]) -> None:
     """Check that each broker can be reached at its advertised address and is new enough."""
     for broker in sorted(client.cluster.brokers(), key=lambda one: one.nodeId):
         name = f"broker {broker.nodeId} at {broker.host}:{broker.port}"
         try:
             async with asyncio.timeout(CONNECT_S):
                 if not await client.ready(broker.nodeId):
-                    found(Finding(False, f"{name} cannot be reached from here"))
+                    report(Finding(False, f"{name} cannot be reached from here"))
                     continue
                 answer = await client.send(broker.nodeId, ApiVersionRequest())
         except (errors.KafkaError, OSError, TimeoutError) as error:
-            found(Finding(False, f"{name} does not answer: {error!r}"))
+            report(Finding(False, f"{name} does not answer: {error!r}"))
             continue
         newest = {key: last for key, _, last in answer.api_versions}
         old = [what for what, key, version in REQUESTS if newest.get(key, -1) < version]
         if old:
-            found(Finding(False, f"{name} is too old: it lacks {', '.join(old)}"))
+            report(Finding(False, f"{name} is too old: it lacks {', '.join(old)}"))
         else:
-            found(Finding(True, f"{name} answers, and is new enough"))
+            report(Finding(True, f"{name} answers, and is new enough"))
 
 
-async def _clock(queries: TopicQueries, found: Callable[[Finding], None]) -> None:
+async def _clock(queries: TopicQueries, report: Callable[[Finding], None]) -> None:
     """Compare the clock of the cluster's controller with ours."""
     before, controller_ms = time.time_ns() // MS, None
     with contextlib.suppress(Refused):
         controller_ms = await queries.request(wire.controller_time_request())
     after = time.time_ns() // MS
     if controller_ms is None:
-        found(Finding(None, "clock: Kafka does not report its time (needs Kafka 3.3 and Describe on the cluster)"))
+        report(Finding(None, "clock: Kafka does not report its time (needs Kafka 3.3 and Describe on the cluster)"))
         return
     apart = max(before - controller_ms, controller_ms - after, 0) / 1000
-    found(Finding(apart <= CLOCK_S, f"clock: {apart:.1f} s from that of Kafka's controller"))
+    report(Finding(apart <= CLOCK_S, f"clock: {apart:.1f} s from that of Kafka's controller"))
 
 
-async def _topics(config: Config, queries: TopicQueries, found: Callable[[Finding], None]) -> None:
+async def _topics(config: Config, queries: TopicQueries, report: Callable[[Finding], None]) -> None:
     """Check our rights, and which topics are unsafe (`topic_safety`)."""
     metadata = await queries.all_topics()
     kafkas, own, of_clients = topics_to_check(metadata)
-    await _rights(queries, own, of_clients, found)
+    await _rights(queries, own, of_clients, report)
     if len(metadata.brokers) < SAFE_COPIES:
         required = config.kafka.require_safe_topics
         text = "one broker: no topic is safe from its loss"
-        found(Finding(not required and None, f"{text}, and kafka.require_safe_topics is set" if required else text))
+        report(Finding(not required and None, f"{text}, and kafka.require_safe_topics is set" if required else text))
         return
     names = [*kafkas, *own, *of_clients]
     unsafe = [why for info in await describe_topics(queries, names) if (why := why_unsafe(info)) is not None]
     for why in unsafe[:SHOWN]:
-        found(Finding(False, why))
+        report(Finding(False, why))
     if len(unsafe) > SHOWN:
-        found(Finding(False, f"and {len(unsafe) - SHOWN} more topics that are not safe"))
+        report(Finding(False, f"and {len(unsafe) - SHOWN} more topics that are not safe"))
     if not unsafe:
-        found(Finding(True, f"{len(names)} topics have at least two replicas and min.insync.replicas=2"))
+        report(Finding(True, f"{len(names)} topics have at least two replicas and min.insync.replicas=2"))
 
 
-async def _acls(queries: TopicQueries, found: Callable[[Finding], None]) -> None:
+async def _acls(queries: TopicQueries, report: Callable[[Finding], None]) -> None:
     """Check that Kafka's ACLs, which authorize the clients, can be read."""
     try:
         acls = read_acls(await queries.request(all_acls()))
     except AclsUnknown as unknown:
-        found(Finding(False, f"ACLs: {unknown}"))
+        report(Finding(False, f"ACLs: {unknown}"))
     else:
-        found(Finding(True, f"ACLs: {len(acls)} can be read"))
+        report(Finding(True, f"ACLs: {len(acls)} can be read"))
 
 
 async def _rights(
-    queries: TopicQueries, own: Sequence[str], of_clients: Sequence[str], found: Callable[[Finding], None]
+    queries: TopicQueries, own: Sequence[str], of_clients: Sequence[str], report: Callable[[Finding], None]
 ) -> None:
     """Check our rights: on existing topics and the cluster Kafka reports them, the others are tried."""
     allowed: dict[Resource, list[tuple[str, int]]] = {}
@@ -190,7 +190,7 @@ async def _rights(
     tried = await denied(queries, own_topics=not own)
     if CREATE in tried.get((Resource.OWN_TOPICS, OWN_TOPIC), ()):
         text = f"rights: Create on {Resource.OWN_TOPICS.value} ({OWN_TOPIC}), or on the cluster, is missing"
-        found(Finding(False, f"{text}: the gateway is never ready"))
+        report(Finding(False, f"{text}: the gateway is never ready"))
     for (kind, name), missed in tried.items():
         allowed.setdefault(kind, []).append((name, ~sum(1 << one for one in missed)))
     [(_, on_cluster)] = allowed[Resource.CLUSTER]
@@ -203,6 +203,6 @@ async def _rights(
             place = f"{need.resource.value}{name and f' ({name})'}"
             # Rights on groups may be for some names only, and this one is ours.
             verdict = False if need.always and need.resource is not Resource.GROUPS else None
-            found(Finding(verdict, f"rights: {', '.join(map(str, missing))} on {place} is missing: {need.without}"))
+            report(Finding(verdict, f"rights: {', '.join(map(str, missing))} on {place} is missing: {need.without}"))
         if not bad and allowed[need.resource]:
-            found(Finding(True, f"rights: {words} on {need.resource.value}"))
+            report(Finding(True, f"rights: {words} on {need.resource.value}"))

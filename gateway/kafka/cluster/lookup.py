@@ -84,10 +84,10 @@ class Lookup:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"{topic!r} is not the name of a topic")
         if self._ensure is not None:
             await self._ensure(topic)
-        found = await self.existing((topic,))
-        if topic not in found:
+        topics = await self.existing((topic,))
+        if topic not in topics:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {topic!r} does not exist")
-        return found[topic]
+        return topics[topic]
 
     async def existing(self, topics: Collection[str]) -> dict[str, tuple[TopicPartition, ...]]:
         """Return the partitions of those topics that exist. Metadata are requested only if a topic is not known.
@@ -105,15 +105,15 @@ class Lookup:
         except (TimeoutError, KafkaError) as error:
             raise _no_answer(error) from error
         return {
-            topic: tuple(TopicPartition(topic, number) for number in range(len(found.leaders)))
+            topic: tuple(TopicPartition(topic, number) for number in range(len(metadata.leaders)))
             for topic in topics
-            if (found := self.topics.get(topic)) is not None
+            if (metadata := self.topics.get(topic)) is not None
         }
 
     def identity(self, topic: str) -> bytes:
         """Return a topic's id by the last metadata; b"" when unknown. A re-created topic has another id."""
-        found = self.topics.get(topic)
-        return b"" if found is None else found.id
+        metadata = self.topics.get(topic)
+        return b"" if metadata is None else metadata.id
 
     async def refresh(self) -> None:
         """Update the metadata of all topics now, which calls the listeners. Does nothing when Kafka is away."""
@@ -157,8 +157,8 @@ class Lookup:
     ) -> dict[TopicPartition, int]:
         """Return the offsets of the first records still stored. Arguments and errors are those of `ends`."""
         async with self._asking:
-            found = await self._ask(wire.EARLIEST, partitions, led=led)
-        return _select(partitions, found, existing=existing or led)
+            offsets = await self._ask(wire.EARLIEST, partitions, led=led)
+        return _select(partitions, offsets, existing=existing or led)
 
     async def since_leaderless(self, since: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return start offsets for readers that joined while their partitions had no leader; only those led again.
@@ -170,10 +170,10 @@ class Lookup:
             Refused: Kafka does not answer in time.
         """
         ends = await self.ends(since, led=True)
-        found = dict(ends)
+        offsets = dict(ends)
         for timestamp in {since[place] for place in ends}:
-            found |= await self.since([place for place in ends if since[place] == timestamp], timestamp, led=True)
-        return found
+            offsets |= await self.since([place for place in ends if since[place] == timestamp], timestamp, led=True)
+        return offsets
 
     def has(self, place: TopicPartition) -> bool:
         """Whether the partition exists by the last metadata, with or without a leader. Requests nothing."""
@@ -191,14 +191,14 @@ class Lookup:
             Refused: Kafka does not answer in time, or a topic no longer exists.
         """
         async with self._asking:
-            found = _select(partitions, await self._ask(max(0, timestamp), partitions, led=led), existing=led)
-        return {partition: offset for partition, offset in found.items() if offset != wire.NO_OFFSET}
+            offsets = _select(partitions, await self._ask(max(0, timestamp), partitions, led=led), existing=led)
+        return {partition: offset for partition, offset in offsets.items() if offset != wire.NO_OFFSET}
 
     async def _ask(
         self, timestamp: int, partitions: Collection[TopicPartition], *, led: bool = False
     ) -> dict[TopicPartition, int]:
         """Request offsets from the leaders. Partitions that two metadata updates in a row lack are left out."""
-        found: dict[TopicPartition, int] = {}
+        offsets: dict[TopicPartition, int] = {}
         left = set(partitions)
         lacking: set[TopicPartition] = set()
         now = asyncio.get_running_loop().time
@@ -209,12 +209,12 @@ class Lookup:
                 while True:
                     try:
                         async with asyncio.timeout(LEADER_TIMEOUT_S if led else None):
-                            await self._ask_leaders(client, timestamp, left, found)
+                            await self._ask_leaders(client, timestamp, left, offsets)
                     except TimeoutError:
                         pass  # go on with the leaders that have answered
-                    left -= found.keys()
+                    left -= offsets.keys()
                     if not left:
-                        return found
+                        return offsets
                     if await self._update(client):
                         missing = {place for place in left if not self.has(place)}
                         left -= missing & lacking
@@ -222,7 +222,7 @@ class Lookup:
                         if led and all(client.leader(*place) is None for place in left - missing):
                             left &= missing
                         if not left or (led and now() >= soon):
-                            return found
+                            return offsets
                     await asyncio.sleep(RETRY_S)
         except (TimeoutError, KafkaError) as error:
             raise _no_answer(error) from error
@@ -232,9 +232,9 @@ class Lookup:
         client: Brokers,
         timestamp: int,
         partitions: Iterable[TopicPartition],
-        found: dict[TopicPartition, int],
+        offsets: dict[TopicPartition, int],
     ) -> None:
-        """Send one request to each leader and add the offsets to `found`."""
+        """Send one request to each leader and add the offsets to `offsets`."""
         by_leader: dict[int, list[TopicPartition]] = {}
         for place in partitions:
             leader = client.leader(place.topic, place.partition)
@@ -249,7 +249,7 @@ class Lookup:
                 return  # its partitions may have a new leader
             for place, error, offset in wire.read_offsets(answer):
                 if not error:
-                    found[place] = offset
+                    offsets[place] = offset
                 elif error == TopicAuthorizationFailedError.errno:
                     raise Refused(Outcome.DENIED, f"Kafka does not let us read topic {place.topic!r}")
 
@@ -280,10 +280,10 @@ def _no_answer(error: BaseException) -> Refused:
 
 
 def _select(
-    partitions: Collection[TopicPartition], found: Mapping[TopicPartition, int], *, existing: bool = False
+    partitions: Collection[TopicPartition], offsets: Mapping[TopicPartition, int], *, existing: bool = False
 ) -> dict[TopicPartition, int]:
     """Return the offsets of `partitions`. Raises Refused when one is missing, unless `existing`."""
     for partition in partitions:
-        if partition not in found and not existing:
+        if partition not in offsets and not existing:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {partition.topic!r} no longer exists")
-    return {partition: found[partition] for partition in partitions if partition in found}
+    return {partition: offsets[partition] for partition in partitions if partition in offsets}

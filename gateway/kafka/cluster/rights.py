@@ -93,10 +93,10 @@ NEEDS: Final = (
 
 def needed() -> dict[Resource, list[AclOperation]]:
     """Return all operations that the gateway needs on each resource."""
-    found: dict[Resource, list[AclOperation]] = {}
+    operations: dict[Resource, list[AclOperation]] = {}
     for need in NEEDS:
-        found.setdefault(need.resource, []).extend(need.operations)
-    return found
+        operations.setdefault(need.resource, []).extend(need.operations)
+    return operations
 
 
 def lacking(need: Need, operations: int) -> tuple[AclOperation, ...]:

@@ -79,12 +79,12 @@ def trials(*, own_topics: bool) -> Iterator[Trial]:
 
 async def denied(queries: TopicQueries, *, own_topics: bool) -> dict[tuple[Resource, str], set[AclOperation]]:
     """Try all rights; return the denied operations on each resource and name. Raises Refused if Kafka is silent."""
-    found: dict[tuple[Resource, str], set[AclOperation]] = {}
+    operations: dict[tuple[Resource, str], set[AclOperation]] = {}
     for trial in trials(own_topics=own_topics):
-        missing = found.setdefault((trial.resource, trial.name), set())
+        missing = operations.setdefault((trial.resource, trial.name), set())
         if trial.error_of(await queries.request(trial.request)) in DENIED:
             missing.add(trial.operation)
-    return found
+    return operations
 
 
 def _of_answer(answer: Any) -> int:

@@ -242,8 +242,8 @@ class Creation:
             wanted[order.wanted.name] = order.wanted
         if wanted:
             answers |= await self._request(list(wanted.values()))
-        for name, found in (await self._wait_for_leaders(there)).items():
-            answers[name] = found if isinstance(found, Refused) else Made(found, new=False)
+        for name, info in (await self._wait_for_leaders(there)).items():
+            answers[name] = info if isinstance(info, Refused) else Made(info, new=False)
         return answers
 
     def _refusal(self, topics: int, partitions: int, more: int) -> Refused | None:
@@ -299,8 +299,8 @@ class Creation:
         if made:
             self._counts.topics_made_total += made
             log.info("topics were created", count=made, topics=", ".join(name for name in new if new[name]))
-        for name, found in (await self._wait_for_leaders(set(new))).items():
-            answers[name] = found if isinstance(found, Refused) else Made(found, new=new[name])
+        for name, info in (await self._wait_for_leaders(set(new))).items():
+            answers[name] = info if isinstance(info, Refused) else Made(info, new=new[name])
         return answers
 
     def _warn_collision(self, name: str, why: str | None) -> None:
@@ -318,14 +318,14 @@ class Creation:
         done: dict[str, wire.Topic | Refused] = {}
         deadline = self._clock() + CREATION_S
         while names:
-            for name, found in (await self._queries.describe(sorted(names))).items():
-                if isinstance(found, Refused):
+            for name, info in (await self._queries.describe(sorted(names))).items():
+                if isinstance(info, Refused):
                     # The new topic may not yet be in the metadata of the broker that was asked.
-                    waits = found.outcome is Outcome.UNKNOWN_TOPIC
+                    waits = info.outcome is Outcome.UNKNOWN_TOPIC
                 else:
-                    waits = wire.NO_LEADER in found.leaders
+                    waits = wire.NO_LEADER in info.leaders
                 if not waits:
-                    done[name] = found
+                    done[name] = info
                 elif self._clock() > deadline:
                     done[name] = Refused(Outcome.BUSY, f"topic {name} was created and has no leaders yet")
             names = names - done.keys()

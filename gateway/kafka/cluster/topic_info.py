@@ -80,17 +80,17 @@ class TopicIdentity:
 
     __slots__ = ("_former", "current")
 
-    def __init__(self, found: bytes) -> None:
-        """`found` is what `Lookup.identity` returns."""
-        self.current = found
+    def __init__(self, topic_id: bytes) -> None:
+        """`topic_id` is what `Lookup.identity` returns."""
+        self.current = topic_id
         self._former = b""
 
-    def becomes(self, found: bytes) -> bool:
-        """Remember the id `found`, and return whether it shows that the topic was re-created.
+    def becomes(self, topic_id: bytes) -> bool:
+        """Remember `topic_id`, and return whether it shows that the topic was re-created.
 
         b"" is ignored, and so is the id before the current one, which a broker with older metadata may still return.
         """
-        if not found or found in {self.current, self._former}:
+        if not topic_id or topic_id in {self.current, self._former}:
             return False
-        self._former, self.current = self.current, found
+        self._former, self.current = self.current, topic_id
         return bool(self._former)

@@ -166,10 +166,10 @@ class TopicQueries:
 
     async def find(self, name: str) -> TopicInfo:
         """Return a topic, with Kafka's default limits. Raises Refused when it does not exist."""
-        found = (await self.search([name]))[name]
-        if isinstance(found, Refused):
-            raise Refused(found.outcome, found.reason)
-        return info_of(name, found)
+        answer = (await self.search([name]))[name]
+        if isinstance(answer, Refused):
+            raise Refused(answer.outcome, answer.reason)
+        return info_of(name, answer)
 
     async def configured(self, infos: list[TopicInfo]) -> list[TopicInfo]:
         """Return the topics with their configured limits, from any broker that knows them, like `search`."""
@@ -199,8 +199,8 @@ class TopicQueries:
         await self._client.stop()
 
 
-def _is_unknown(found: object) -> bool:
-    return found is None or (isinstance(found, Refused) and found.outcome is Outcome.UNKNOWN_TOPIC)
+def _is_unknown(answer: object) -> bool:
+    return answer is None or (isinstance(answer, Refused) and answer.outcome is Outcome.UNKNOWN_TOPIC)
 
 
 class SharedRequest:

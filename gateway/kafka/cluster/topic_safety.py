@@ -80,12 +80,12 @@ def topics_to_check(metadata: wire.Metadata) -> tuple[list[str], list[str], list
 
 async def describe_topics(queries: TopicQueries, names: Sequence[str]) -> list[TopicInfo]:
     """Describe these topics, without those deleted meanwhile. Raises Refused when Kafka does not answer."""
-    found: list[TopicInfo] = []
+    complete: list[TopicInfo] = []
     for at in range(0, len(names), ROUND):
         described = await queries.describe(names[at : at + ROUND])
         infos = [info_of(name, topic) for name, topic in described.items() if not isinstance(topic, Refused)]
-        found += await queries.configured(infos)
-    return found
+        complete += await queries.configured(infos)
+    return complete
 
 
 async def report(queries: TopicQueries, *, required: bool) -> TopicsReport:

@@ -192,12 +192,12 @@ class Topics:
             lookup = self._lookups.get(name)
             if lookup is None:
                 lookup = self._lookups[name] = self._spawn(self._look_up(name))
-            found = await self.queries.wait_for(asyncio.shield(lookup), bounded=bounded)
-            if isinstance(found, TopicInfo):
-                return found
+            answer = await self.queries.wait_for(asyncio.shield(lookup), bounded=bounded)
+            if isinstance(answer, TopicInfo):
+                return answer
             missing = self._find_missing(name)
             if missing is None:
-                raise Refused(found.outcome, found.reason)
+                raise Refused(answer.outcome, answer.reason)
         if not missing.absent or not may_create:
             raise missing.refused.bare()
         if not internal and not self._may_make(name):
@@ -221,11 +221,11 @@ class Topics:
             if making is None:
                 making = self._making[name] = (principal, self._spawn(self._make(name, principal)))
             maker, task = making
-            found = await self.queries.wait_for(asyncio.shield(task), bounded=bounded)
-            if isinstance(found, TopicInfo):
-                return found
-            if found.outcome is not Outcome.FULL or maker == principal:
-                raise Refused(found.outcome, found.reason)
+            info = await self.queries.wait_for(asyncio.shield(task), bounded=bounded)
+            if isinstance(info, TopicInfo):
+                return info
+            if info.outcome is not Outcome.FULL or maker == principal:
+                raise Refused(info.outcome, info.reason)
 
     async def find(self, names: Collection[str]) -> dict[str, Refused]:
         """Look up several topics together, without creating any. Those that exist are in `self.names` afterwards.
@@ -240,7 +240,7 @@ class Topics:
         asked = set(names) - self.names - refused.keys()
         if asked:
             described = await self.queries.search(asked)
-            refused |= {name: found for name, found in described.items() if isinstance(found, Refused)}
+            refused |= {name: reason for name, reason in described.items() if isinstance(reason, Refused)}
             there = asked - refused.keys() - self.names
             self._found_at |= dict.fromkeys(there, self._clock())
             if there:
@@ -281,16 +281,16 @@ class Topics:
     async def confirm(self, name: str) -> None:
         """Check whether the topic still exists unchanged. Kafka's silence changes nothing."""
         try:
-            found = await self.queries.find(name)
+            info = await self.queries.find(name)
             known = self._known.get(name)
-            if known is None or found.partitions == known.partitions:
+            if known is None or info.partitions == known.partitions:
                 return
-            found = (await self.queries.configured([found]))[0]  # perhaps re-created: read it all again
+            info = (await self.queries.configured([info]))[0]  # perhaps re-created: read it all again
         except Refused as refused:
             if refused.outcome is not Outcome.BUSY:
                 self._forget(name, refused.outcome)
             return
-        self._changed([found])
+        self._changed([info])
 
     def _forget(self, name: str, outcome: Outcome) -> None:
         self._known.pop(name, None)
@@ -414,8 +414,8 @@ class Topics:
             fresh = await self.queries.configured(fresh)
         expected = self.names | self._internal.keys()
         absent = [name for name in self._known if name not in seen and name in expected and name not in in_between]
-        found = await self.queries.search(absent) if absent else {}  # the broker's metadata may be behind the others'
-        for name, there in found.items():
+        infos = await self.queries.search(absent) if absent else {}  # the broker's metadata may be behind the others'
+        for name, there in infos.items():
             if isinstance(there, Refused) and there.outcome is not Outcome.BUSY:
                 self._forget(name, there.outcome)
             else:  # it is there, or the next refresh asks again

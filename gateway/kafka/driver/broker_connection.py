@@ -266,8 +266,8 @@ class BrokerConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka ca
 
     def has_replaced_half_open(self, now: float) -> bool:
         """Whether this connection has recently replaced a half-open one."""
-        found = _half_open_found.get((self._host, self._port))
-        return found is not None and found <= self.connected_at and now - found < GRACE_S
+        found_at = _half_open_found.get((self._host, self._port))
+        return found_at is not None and found_at <= self.connected_at and now - found_at < GRACE_S
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
         """Send a request and return an awaitable of its answer. Raises KafkaConnectionError on a broken connection."""

@@ -25,15 +25,15 @@ class Brokers(AIOKafkaClient):  # type: ignore[misc]  # aiokafka carries no type
 
     def partitions_for_topic(self, topic: str) -> range | None:
         """Return the numbers of a topic's partitions, or None when there is no such topic."""
-        found = self.topics.get(topic)
-        return None if found is None else range(len(found.leaders))
+        metadata = self.topics.get(topic)
+        return None if metadata is None else range(len(metadata.leaders))
 
     def leader(self, topic: str, partition: int) -> int | None:
         """Return the node that leads a partition; None when it does not exist or has no leader now."""
-        found = self.topics.get(topic)
-        if found is None or partition >= len(found.leaders) or found.leaders[partition] == wire.NO_LEADER:
+        metadata = self.topics.get(topic)
+        if metadata is None or partition >= len(metadata.leaders) or metadata.leaders[partition] == wire.NO_LEADER:
             return None
-        return found.leaders[partition]
+        return metadata.leaders[partition]
 
     async def close(self) -> None:
         """Close the connections. An update that callers wait for ends with False."""

@@ -155,10 +155,10 @@ async def poll(consumer: AIOKafkaConsumer, *, wait_ms: int, most: int = CHUNK) -
     Raises:
         KafkaError: as `getmany`, or a background task of the consumer has ended, so that it can never fetch again.
     """
-    found: dict[TopicPartition, list[Received]] = await consumer.getmany(timeout_ms=wait_ms, max_records=most)
-    if not found and is_broken(consumer):
+    records: dict[TopicPartition, list[Received]] = await consumer.getmany(timeout_ms=wait_ms, max_records=most)
+    if not records and is_broken(consumer):
         raise KafkaError("a background task of the consumer has ended")
-    return found
+    return records
 
 
 async def close_consumer(consumer: AIOKafkaConsumer, timeout: float = 2.0) -> None:
@@ -258,8 +258,8 @@ def next_offset(consumer: AIOKafkaConsumer, partition: TopicPartition) -> int | 
     """Return the offset after all that the consumer has returned, transaction markers included; None when unknown."""
     if not consumer._subscription.is_assigned(partition):
         return None
-    found: int | None = consumer._subscription.subscription.assignment.state_value(partition)._position
-    return found
+    offset: int | None = consumer._subscription.subscription.assignment.state_value(partition)._position
+    return offset
 
 
 def is_broken(consumer: AIOKafkaConsumer) -> bool:
@@ -305,10 +305,10 @@ async def committed_positions(
     """
     if not partitions:
         return {}
-    found: dict[TopicPartition, OffsetAndMetadata] = await consumer._coordinator.fetch_committed_offsets(
+    offsets: dict[TopicPartition, OffsetAndMetadata] = await consumer._coordinator.fetch_committed_offsets(
         list(partitions)
     )
-    return found
+    return offsets
 
 
 async def commit_offsets(consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:

@@ -142,7 +142,7 @@ def read_metadata(data: bytes, *, ids: bool = True) -> Metadata:
         at += len(topic_id)
         internal = bool(data[at])
         partitions, at = _read_length(data, at + 1)
-        found: dict[int, int] = {}
+        leaders: dict[int, int] = {}
         copies: set[int] = set()
         for _ in range(partitions):
             _, number, leader, _ = _PARTITION.unpack_from(data, at)
@@ -151,10 +151,10 @@ def read_metadata(data: bytes, *, ids: bool = True) -> Metadata:
             offline, at = _read_length(data, at + 4 * in_sync)
             at += 4 * offline
             at = _skip_tags(data, at) if data[at] else at + 1
-            found[number] = leader
+            leaders[number] = leader
             copies.add(replicas)
         (operations,) = _INT32.unpack_from(data, at)
-        topics[name or ""] = Topic(error, internal, _leaders(found), min(copies, default=0), topic_id, operations)
+        topics[name or ""] = Topic(error, internal, _leaders(leaders), min(copies, default=0), topic_id, operations)
         at = _skip_tags(data, at + 4)
     (operations,) = _INT32.unpack_from(data, at)
     return Metadata(brokers, controller, topics, operations)

@@ -147,11 +147,11 @@ class Commits(msgspec.Struct, eq=False):
         handed_out = _ends_handed_out(self._dispatch)
         for assigned, settled in partitions.items():
             last = {one for one in settled if assigned.copies.get(one, 1) == 1}
-            found = assigned.committable(last, handed_out.get(assigned, 0))
-            if found is not None and not self._ledgers:
-                found = OffsetAndMetadata(found.offset, "")
-            if found is not None and (again or found != assigned.committed):
-                offsets[assigned] = found
+            end = assigned.committable(last, handed_out.get(assigned, 0))
+            if end is not None and not self._ledgers:
+                end = OffsetAndMetadata(end.offset, "")
+            if end is not None and (again or end != assigned.committed):
+                offsets[assigned] = end
         return offsets
 
     async def follow_retention(self) -> None:

@@ -56,15 +56,15 @@ class MemberStarts(StartOffsets):
         """
         committed = await committed_positions(consumer, partitions)
         self.forget(committed)
-        found = await self.offsets_of(set(partitions) - committed.keys())
+        offsets = await self.offsets_of(set(partitions) - committed.keys())
         if consumer.assignment() != set(partitions):
             return None
-        found |= {partition: left[partition] for partition in found.keys() & left.keys()}
-        for partition, offset in found.items():
+        offsets |= {partition: left[partition] for partition in offsets.keys() & left.keys()}
+        for partition, offset in offsets.items():
             consumer.seek(partition, offset)
-        if commit and found:
-            await commit_offsets(consumer, {tp: OffsetAndMetadata(offset, "") for tp, offset in found.items()})
-        return found
+        if commit and offsets:
+            await commit_offsets(consumer, {tp: OffsetAndMetadata(offset, "") for tp, offset in offsets.items()})
+        return offsets
 
 
 class StartsOfGroups:
@@ -76,7 +76,7 @@ class StartsOfGroups:
 
     def of(self, group: str) -> MemberStarts:
         """Return the group's; its members keep it."""
-        found = self._groups.get(group)
-        if found is None:
-            found = self._groups[group] = MemberStarts(group, self._lookup)
-        return found
+        starts = self._groups.get(group)
+        if starts is None:
+            starts = self._groups[group] = MemberStarts(group, self._lookup)
+        return starts

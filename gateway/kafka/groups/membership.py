@@ -270,8 +270,8 @@ class Groups:
 
     async def ends(self, topic: str) -> dict[TopicPartition, int]:
         """Return the ends of the topic's partitions that have a leader; Refused if Kafka does not answer."""
-        found = await self._lookup.existing((topic,))
-        return await self._lookup.ends(found.get(topic, ()), led=True)
+        topics = await self._lookup.existing((topic,))
+        return await self._lookup.ends(topics.get(topic, ()), led=True)
 
     def _take_place(self, client: str) -> None:
         refusal = None if self._places is None else self._places.enter(client)

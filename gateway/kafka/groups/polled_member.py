@@ -259,7 +259,7 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
         consumer.pause(*partitions)
         try:
             async with answering():
-                found = await starts.seek(consumer, partitions, left, commit=self.auto_commit)
+                offsets = await starts.seek(consumer, partitions, left, commit=self.auto_commit)
         except Refused as refused:  # aiokafka is the caller, and would go on at the end
             log.warning("positions not set after a rebalance", reason=refused.reason)
             self._left = left
@@ -268,10 +268,10 @@ class PolledMember(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka
             return False
         finally:
             self._placing = False
-        if found is None:
+        if offsets is None:
             self._left = left
             return False
-        self.progress.starts |= found
+        self.progress.starts |= offsets
         consumer.resume(*partitions)
         return True
 

@@ -333,9 +333,9 @@ class GroupReader(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka 
         if demand <= 0:
             await self._wait_demand(consumer)
             return
-        found = await poll(consumer, wait_ms=POLL_MS, most=min(demand, CHUNK))
-        self._pace.note(consumer, empty=not found)
-        self._take(found)
+        records = await poll(consumer, wait_ms=POLL_MS, most=min(demand, CHUNK))
+        self._pace.note(consumer, empty=not records)
+        self._take(records)
         dispatch.push()
         await asyncio.sleep(0)
 

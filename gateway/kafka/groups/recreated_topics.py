@@ -34,11 +34,11 @@ class RecreatedTopics(msgspec.Struct, eq=False):
         if self._seen is self._lookup.topics:
             return []
         self._seen = self._lookup.topics
-        found = [
+        recreated = [
             topic for topic, identity in self._identities.items() if identity.becomes(self._lookup.identity(topic))
         ]
-        self._distrusted.update(found)
-        return found
+        self._distrusted.update(recreated)
+        return recreated
 
     def trusts(self, topic: str) -> bool:
         """Whether the committed offsets of a topic count."""

@@ -93,15 +93,15 @@ class StartOffsets:
             await self._lacking.wait()
             await asyncio.sleep(LEADER_S)
             try:
-                found = await self._lookup.since_leaderless(self.leaderless)
+                offsets = await self._lookup.since_leaderless(self.leaderless)
             except Refused:
                 continue  # Kafka is unreachable: try later
-            found = {tp: offset for tp, offset in found.items() if self.leaderless.pop(tp, None) is not None}
-            self._ends |= found
+            offsets = {tp: offset for tp, offset in offsets.items() if self.leaderless.pop(tp, None) is not None}
+            self._ends |= offsets
             if not self.leaderless:
                 self._lacking.clear()
-            if found:
-                return found
+            if offsets:
+                return offsets
 
     async def offsets_of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return where the group starts in these partitions, as far as it can be found."""

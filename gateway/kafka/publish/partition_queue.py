@@ -384,33 +384,33 @@ class PartitionQueue:
 
     def _failed(self, batch: Batch, handed_over: bool, error: errors.KafkaError) -> Verdict | None:
         """Apply the remedy as far as possible without waiting. Returns the verdict when the batch must be resent."""
-        found = verdict(error)
+        judged = verdict(error)
         log.warning(
             "a batch was not stored",
             topic=self.topic.name,
             partition=self.number,
             records=batch.count,
             error=name_of(error),
-            remedy=found.remedy.value,
+            remedy=judged.remedy.value,
         )
-        if found.remedy is Remedy.GIVE_UP:
-            self.context.topics.refuse(self.topic.name, found.outcome, name_of(error))
-        if found.remedy is Remedy.SPLIT and found.outcome is Outcome.BROKEN:
+        if judged.remedy is Remedy.GIVE_UP:
+            self.context.topics.refuse(self.topic.name, judged.outcome, name_of(error))
+        if judged.remedy is Remedy.SPLIT and judged.outcome is Outcome.BROKEN:
             self._split_failures += 1
             if self._split_failures > SPLIT_FAILURES_MOST:
                 while self.in_flight:
-                    self._settle(self.in_flight[0], found.outcome, -1, name_of(error))
+                    self._settle(self.in_flight[0], judged.outcome, -1, name_of(error))
                 return None
-        if found.remedy is Remedy.GIVE_UP or (found.remedy is Remedy.SPLIT and batch.count == 1):
-            self._settle(batch, found.outcome, -1, name_of(error))
+        if judged.remedy is Remedy.GIVE_UP or (judged.remedy is Remedy.SPLIT and batch.count == 1):
+            self._settle(batch, judged.outcome, -1, name_of(error))
             return None
-        if found.remedy is Remedy.SPLIT:
+        if judged.remedy is Remedy.SPLIT:
             self.in_flight.popleft()
             self.in_flight.extendleft(reversed(batch.halves()))
             return None
         if handed_over:
             self.in_flight[0] = batch.rebuild()
-        return found
+        return judged
 
     def _settle(self, batch: Batch, outcome: Outcome, base: int, reason: str) -> None:
         self.in_flight.popleft()

@@ -53,10 +53,10 @@ class Arrivals(Fanout, msgspec.Struct, eq=False):
         try:
             new = {partition.topic for partition in positions} - self._tailed
             if new:
-                found = await self._live_reader.watch_all(new, self)
-                self._tailed |= found
-                if new != found:
-                    raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {min(new - found)!r} does not exist any more")
+                starts = await self._live_reader.watch_all(new, self)
+                self._tailed |= starts
+                if new != starts:
+                    raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {min(new - starts)!r} does not exist any more")
             ends = await self._lookup.ends(positions, led=True)
             if gone := [tp for tp in positions if tp not in ends and not self._lookup.has(tp)]:
                 raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {gone[0].topic!r} does not exist any more")

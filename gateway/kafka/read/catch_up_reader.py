@@ -204,9 +204,9 @@ class CatchUpReader:
     def _park(self, queue: _Queue) -> None:
         """Park a subscriber without capacity."""
         queue.state = _State.PARKED
-        found = queue.subscriber.pause_reason()
-        if found is not None:
-            pauses.begin(found[0], queue.subscriber, found[1])
+        reason = queue.subscriber.pause_reason()
+        if reason is not None:
+            pauses.begin(reason[0], queue.subscriber, reason[1])
 
     def _make_ready(self, queue: _Queue) -> None:
         queue.state = _State.READY

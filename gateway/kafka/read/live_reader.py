@@ -94,9 +94,9 @@ class LiveReader:
         """
         if beginning:
             await self._lookup.refresh()  # cached metadata may be of deleted topics with these names
-        found = await self._lookup.existing(topics)
-        partitions = [partition for numbers in found.values() for partition in numbers]
-        return found.keys() - await self._watch_partitions(partitions, fanout, beginning=beginning)
+        topic_metadata = await self._lookup.existing(topics)
+        partitions = [partition for numbers in topic_metadata.values() for partition in numbers]
+        return topic_metadata.keys() - await self._watch_partitions(partitions, fanout, beginning=beginning)
 
     async def _watch_partitions(
         self, partitions: Collection[TopicPartition], fanout: Fanout, *, beginning: bool = False
@@ -338,7 +338,7 @@ class LiveReader:
         suspects = self._consumer.possibly_ahead(topics)
         stored = {tp: part.stored for tp in suspects if (part := self._partitions.get(tp)) is not None}
         ends = await self._lookup.ends(suspects, led=True) if suspects else {}
-        found: dict[tuple[str, int], int] = {}
+        offsets: dict[tuple[str, int], int] = {}
         for tp in suspects:
             part = self._partitions.get(tp)
             if part is None:
@@ -347,8 +347,8 @@ class LiveReader:
                 part.stored = min(part.stored, ends[tp])  # the topic may have been recreated
             end = ends.get(tp, self._known_end(tp, part))  # without a leader nothing is stored
             if end > part.position:
-                found[tp.topic, tp.partition] = end
-        return found
+                offsets[tp.topic, tp.partition] = end
+        return offsets
 
     def known_ahead(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
         """Like `ahead`, without a request: from the last fetch and from what this process has stored."""

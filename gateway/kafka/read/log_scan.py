@@ -59,10 +59,10 @@ class _Scan(msgspec.Struct, eq=False):
     async def read(self, consumer: AIOKafkaConsumer) -> None:
         """Read until every partition is finished. After a KafkaError it may be called again, and continues."""
         try:
-            found = await self.lookup.existing({partition.topic for partition in self.positions})
+            topic_metadata = await self.lookup.existing({partition.topic for partition in self.positions})
         except Refused as refused:
             raise KafkaError(refused.reason) from refused
-        there = {partition for partitions in found.values() for partition in partitions}
+        there = {partition for partitions in topic_metadata.values() for partition in partitions}
         self.positions = {partition: offset for partition, offset in self.positions.items() if partition in there}
         if self.positions:
             await self._begin(consumer)

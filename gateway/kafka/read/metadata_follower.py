@@ -113,9 +113,9 @@ class MetadataFollower(msgspec.Struct, eq=False):
         for topic in self._topics.values():
             if topic.identity.becomes(self._lookup.identity(topic.name)):
                 self._recreated(topic)
-            found = cluster.partitions_for_topic(topic.name) or ()
+            partitions = cluster.partitions_for_topic(topic.name) or ()
             for tp, part in topic.partitions.items():
-                if tp.partition in found:
+                if tp.partition in partitions:
                     part.missing_since = None
                     if tp not in self._read:
                         self._include(tp, part)
@@ -128,7 +128,7 @@ class MetadataFollower(msgspec.Struct, eq=False):
                     self._changed()
                 elif now - part.missing_since > GONE_S:
                     self._deleted(part)
-            for number in found:
+            for number in partitions:
                 tp = TopicPartition(topic.name, number)
                 if tp in topic.leaderless:
                     missing = True

@@ -61,25 +61,25 @@ async def starting_offsets(lookup: Lookup, topic: str, start: Start, partition: 
     if start is StartPosition.END:
         return {}
     if start is StartPosition.BEGINNING:
-        found = dict.fromkeys(partitions, 0) | await lookup.beginnings(partitions, led=True)
+        offsets = dict.fromkeys(partitions, 0) | await lookup.beginnings(partitions, led=True)
     elif isinstance(start, AtOffsets):
         ends = await lookup.ends(partitions, led=True)
         firsts = dict.fromkeys(partitions, 0) | await lookup.beginnings(partitions, led=True)
-        found = {}
+        offsets = {}
         for tp, first in firsts.items():
             wanted_offset = max(first, start.offsets.get(tp.partition, first))
-            found[tp] = min(wanted_offset, ends.get(tp, wanted_offset))
+            offsets[tp] = min(wanted_offset, ends.get(tp, wanted_offset))
     else:
         # The ends come first: records stored during the next request lie behind them.
-        found = await lookup.ends(partitions)
+        offsets = await lookup.ends(partitions)
         if start is StartPosition.LAST:
             firsts = await lookup.beginnings(partitions)
-            found = {tp: max(first, found[tp] - 1) for tp, first in firsts.items()}
+            offsets = {tp: max(first, offsets[tp] - 1) for tp, first in firsts.items()}
         elif isinstance(start, AtTime):
-            found |= await lookup.since(partitions, start.timestamp)
+            offsets |= await lookup.since(partitions, start.timestamp)
         elif isinstance(start, AtOffset):
-            for tp, end in found.items():
+            for tp, end in offsets.items():
                 if start.offset > end:
                     raise BeyondEnd(f"the log of {topic} ends at offset {end} in partition {tp.partition}")
-            found = dict.fromkeys(partitions, start.offset)
-    return {tp.partition: offset for tp, offset in found.items()}
+            offsets = dict.fromkeys(partitions, start.offset)
+    return {tp.partition: offset for tp, offset in offsets.items()}

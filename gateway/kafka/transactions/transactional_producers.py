@@ -167,20 +167,20 @@ class TransactionalProducerPool:
 
         Waits while all are in use, first come first served, and while Kafka does not answer: set a time limit.
         """
-        found = self._find()
-        if found is None:
+        producer = self._find()
+        if producer is None:
             future: asyncio.Future[TransactionalProducer] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             try:
-                found = await future
+                producer = await future
             except asyncio.CancelledError:
                 if future.done() and not future.cancelled():
                     self._put(future.result())
                 elif future in self._waiting:  # else `_put` has passed over it since
                     self._waiting.remove(future)
                 raise
-        self._busy.add(found)
-        return found
+        self._busy.add(producer)
+        return producer
 
     def release(self, producer: TransactionalProducer) -> None:
         """Return a producer whose transaction has ended to the pool."""

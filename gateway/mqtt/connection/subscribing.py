@@ -166,8 +166,8 @@ async def _hold(
             answer.refuse_for(index, refused)
         return
     if session.client is not client:
-        for topic_filter, found in held.items():
-            if not isinstance(found, Refused):
+        for topic_filter, result in held.items():
+            if not isinstance(result, Refused):
                 router.drop(topic_filter)
         return
     taken: set[str] = set()
@@ -230,7 +230,7 @@ async def unsubscribe(
     for topic_filter in map(client.grant.names.filter, event.topic_filters):
         if session.client is not client:
             return
-        found = await _remove(session, topic_filter)
-        codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
+        removed = await _remove(session, topic_filter)
+        codes.append(ReasonCode.SUCCESS if removed else ReasonCode.NO_SUBSCRIPTION_EXISTED)
     if await _save(client, session, services):
         connection.send_unsuback(event.packet_id, codes)

@@ -50,15 +50,15 @@ class CrashRecovery:
         Returns:
             The same records, with all stored messages in `open` and an empty `scan_from`.
         """
-        found = await self._find(await self._ranges(record.scan_from for record in records.values()))
+        messages = await self._find(await self._ranges(record.scan_from for record in records.values()))
         return {
-            client_id: complete(record, found.get(record.session_id, set())) for client_id, record in records.items()
+            client_id: complete(record, messages.get(record.session_id, set())) for client_id, record in records.items()
         }
 
     async def confirm(self, inbound_qos2: InboundQos2) -> None:
         """Resolve a session's uncertain messages: Kafka did not answer in time, but may have stored them."""
-        found = await self._find(await self._ranges([inbound_qos2.scan_from]))
-        inbound_qos2.confirm(found.get(inbound_qos2.session_id, set()))
+        messages = await self._find(await self._ranges([inbound_qos2.scan_from]))
+        inbound_qos2.confirm(messages.get(inbound_qos2.session_id, set()))
 
     async def _ranges(self, scans: Iterable[Offsets]) -> dict[TopicPartition, int]:
         """Return the lowest offset for each partition; partitions newer than the record are read from the beginning."""
@@ -81,16 +81,16 @@ class CrashRecovery:
             await asyncio.sleep(RETRY_S)
 
 
-def complete(record: InflightRecord, found: Iterable[tuple[int, int]]) -> InflightRecord:
+def complete(record: InflightRecord, messages: Iterable[tuple[int, int]]) -> InflightRecord:
     """Return an in-flight record that covers all stored messages.
 
-    `found` has packet identifier and sequence of every QoS 2 message of the session in the log.
+    `messages` has packet identifier and sequence of every QoS 2 message of the session in the log.
     """
-    found = set(found)
-    still_open = {**record.open, **dict(found & record.uncertain.items())}
+    messages = set(messages)
+    still_open = {**record.open, **dict(messages & record.uncertain.items())}
     low_water_mark = max((record.low_water_mark, *(sequence + 1 for sequence in record.released)))
     released = set(record.released)
-    for packet_id, sequence in sorted(found, key=lambda pair: pair[1]):
+    for packet_id, sequence in sorted(messages, key=lambda pair: pair[1]):
         low_water_mark = max(low_water_mark, sequence + 1)
         if sequence >= record.low_water_mark and sequence not in released:
             still_open[packet_id] = sequence
@@ -106,7 +106,7 @@ async def find_qos2_messages(
 
     `ranges` maps partitions to start offsets.
     """
-    found: Found = {}
+    messages: Found = {}
 
     def collect(record: Received) -> None:
         for name, value in record.headers:
@@ -114,15 +114,15 @@ async def find_qos2_messages(
                 message = parse(value)
                 if message is not None:
                     session_id, packet_id, sequence = message
-                    found.setdefault(session_id, set()).add((packet_id, sequence))
+                    messages.setdefault(session_id, set()).add((packet_id, sequence))
 
     await scan_log(kafka, lookup, spawn, ranges, collect)
-    return found
+    return messages
 
 
 def parse(value: bytes | None) -> tuple[str, int, int] | None:
     """Parse a header `session_id/packet id/sequence`; return None if it is invalid."""
-    found = _EXCHANGE.fullmatch(value or b"")
-    if found is None or not 0 < int(found[2]) <= UNLIMITED:
+    match = _EXCHANGE.fullmatch(value or b"")
+    if match is None or not 0 < int(match[2]) <= UNLIMITED:
         return None
-    return found[1].decode(), int(found[2]), int(found[3])
+    return match[1].decode(), int(match[2]), int(match[3])

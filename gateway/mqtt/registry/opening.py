@@ -141,9 +141,9 @@ class Opening:
                 raise _taken()
         if session is not None:
             return session
-        found = sessions.record(client_id)
-        while (record := sessions.record(client_id)) is not None and found is not None and not self._is_over(record):
-            if (record.session_id, record.epoch, record.owner) != (found.session_id, found.epoch, found.owner):
+        known = sessions.record(client_id)
+        while (record := sessions.record(client_id)) is not None and known is not None and not self._is_over(record):
+            if (record.session_id, record.epoch, record.owner) != (known.session_id, known.epoch, known.owner):
                 raise _taken()
             stored = self._store.inflight.get(client_id)
             inflight = decode(InflightRecord, stored)

@@ -102,10 +102,10 @@ class Sessions:
 
     def apply(self, record: Received) -> None:
         """Process a record of the table (contract: `gateway.kafka.state.Apply`)."""
-        found = self._store.read(record)
-        if found is None:
+        change = self._store.read(record)
+        if change is None:
             return
-        kind, name = found
+        kind, name = change
         if kind == SHARE:
             self._store.shares.apply(name, record.value)
         elif self._store.is_own(record):

@@ -105,14 +105,14 @@ async def find_abandoned(
     The log is not scanned for a session with messages possibly in flight at a live gateway: its CONNECT does both.
     """
     unclear: dict[str, InflightRecord] = {}
-    found: list[tuple[str, bytes, bytes | None, SessionRecord]] = []
+    sessions: list[tuple[str, bytes, bytes | None, SessionRecord]] = []
     for client_id, value in store.records.items():
         if client_id in live or b'"owner":"' + gateways.owner.encode() in value:
             continue
         record = decode(SessionRecord, value)
         if record is not None and record.owner != gateways.owner and takes_over(record.owner):
             stored = store.inflight.get(client_id)
-            found.append((client_id, value, stored, record))
+            sessions.append((client_id, value, stored, record))
             inflight = decode(InflightRecord, stored)
             asked = any(map(gateways.is_alive, others(record, gateways.owner)))
             if inflight is not None and inflight.scan_from and not asked:
@@ -120,7 +120,7 @@ async def find_abandoned(
     if unclear:
         unclear = await recovery.recover(unclear)
     abandoned = []
-    for client_id, value, stored, record in found:
+    for client_id, value, stored, record in sessions:
         # During a long scan the client may have reconnected, here or elsewhere.
         if client_id in live or store.records.get(client_id) is not value:
             continue

@@ -42,17 +42,17 @@ class Messages:
 
     def begin_run(self, first: Received) -> None:
         """Start a new run: drop the forms of the last one."""
-        found = self._run.get(id(first))
+        prepared = self._run.get(id(first))
         self._run.clear()
-        if found is not None and found.record is first:
-            self._run[id(first)] = found  # it was mapped already to find the end of the last run
+        if prepared is not None and prepared.record is first:
+            self._run[id(first)] = prepared  # it was mapped already to find the end of the last run
 
     def peek(self, record: Received) -> MqttDelivery | None:
         """Return `delivery` of a record of this run or of the next one."""
-        found = self._run.get(id(record))
-        if found is None or found.record is not record:
-            found = self._run[id(record)] = _RoutedMessage(record, from_record(record, self._rules))
-        return found.delivery
+        prepared = self._run.get(id(record))
+        if prepared is None or prepared.record is not record:
+            prepared = self._run[id(record)] = _RoutedMessage(record, from_record(record, self._rules))
+        return prepared.delivery
 
     def delivery(self, record: Received) -> MqttDelivery | None:
         """Return the record's MQTT form, or None if it has no MQTT topic name."""
@@ -61,10 +61,10 @@ class Messages:
     def prepared(self, record: Received, delivery: MqttDelivery, version: Version) -> PreparedPublish:
         """Return the encoded PUBLISH that all receivers of one version share; the record must have no expiry."""
         prepared = self._find(record).prepared
-        found = prepared.get(version)
-        if found is None:
-            found = prepared[version] = self.prepare(delivery, delivery.properties, version)
-        return found
+        message = prepared.get(version)
+        if message is None:
+            message = prepared[version] = self.prepare(delivery, delivery.properties, version)
+        return message
 
     def prepare(self, delivery: MqttDelivery, properties: Properties | None, version: Version) -> PreparedPublish:
         """Encode a PUBLISH with these properties, and with the topic as receivers see it (without tenant prefix)."""
@@ -84,8 +84,8 @@ class Messages:
         try:
             return forms[form]
         except KeyError:
-            found = forms[form] = self._encode(run, Version.V5 if v5 else Version.V311, retain)
-            return found
+            encoded = forms[form] = self._encode(run, Version.V5 if v5 else Version.V311, retain)
+            return encoded
 
     def _encode(self, run: Sequence[Received], version: Version, retain: bool) -> Packets | None:
         packets: list[bytes] = []
@@ -99,10 +99,10 @@ class Messages:
         return Packets(b"".join(packets), max(map(len, packets)), topic)
 
     def _find(self, record: Received) -> _RoutedMessage:
-        found = self._run.get(id(record))
-        if found is not None and found.record is record:
-            return found
-        found = self._last
-        if found is None or found.record is not record:
-            found = self._last = _RoutedMessage(record, from_record(record, self._rules))
-        return found
+        message = self._run.get(id(record))
+        if message is not None and message.record is record:
+            return message
+        message = self._last
+        if message is None or message.record is not record:
+            message = self._last = _RoutedMessage(record, from_record(record, self._rules))
+        return message

@@ -30,14 +30,14 @@ async def needed_topics(
     if not following and any(needed is None for needed in fixed.values()):
         await topics.refresh()
     refused = await topics.find(set().union(*literal.values()))
-    found: dict[str, set[str] | Refused] = {}
+    by_filter: dict[str, set[str] | Refused] = {}
     for topic_filter, needed in fixed.items():
         # Where MQTT publishes now decides. Another place, where messages may have been stored before, need not exist.
         refusal = refused.get(literal[topic_filter][0]) if literal[topic_filter] else None
         if refusal is not None and refusal.outcome is Outcome.DENIED:
-            found[topic_filter] = refusal
+            by_filter[topic_filter] = refusal
         elif needed is None:
-            found[topic_filter] = rules.kafka_topics(topic_filter, topics.names)
+            by_filter[topic_filter] = rules.kafka_topics(topic_filter, topics.names)
         else:
-            found[topic_filter] = needed & topics.names
-    return found
+            by_filter[topic_filter] = needed & topics.names
+    return by_filter

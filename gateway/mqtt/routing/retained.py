@@ -198,14 +198,14 @@ class Retained:
         kept = self._kept
         for piece in self._names.search(topic_filter):
             now = self._wall_clock()
-            found = []
+            messages = []
             for name in piece:
                 entry = kept.get(name)
                 if entry is not None and not entry.is_over(now):
                     place = entry.partition, entry.offset
                     if place > after:
-                        found.append((name, place))
-            yield found
+                        messages.append((name, place))
+            yield messages
 
     def may_match(self, topic_filter: str) -> bool:
         """Whether a filter matches messages; also True if one step of the search does not suffice to decide."""

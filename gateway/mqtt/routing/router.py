@@ -155,11 +155,11 @@ class Router(Fanout):
 
     def unsubscribe(self, subscriber: SubscribedSession, topic_filter: str) -> bool:
         """Remove a subscription; return False if there was none."""
-        found = self._trie.remove(topic_filter, subscriber)
-        if found:
+        removed = self._trie.remove(topic_filter, subscriber)
+        if removed:
             self._forget_plans()
             self.drop(topic_filter)
-        return found
+        return removed
 
     async def hold(self, wanted: Mapping[str, Collection[str] | None]) -> dict[str, Since | Refused]:
         """Watch the Kafka topics of all given filters, until `drop`, or `add` and `unsubscribe`.
@@ -198,14 +198,14 @@ class Router(Fanout):
             for name in wanted:
                 self.drop(name)
             raise
-        found: dict[str, Since | Refused] = {}
+        starts: dict[str, Since | Refused] = {}
         for name, needed in needs.items():
             if isinstance(needed, Refused):
                 self.drop(name)
-                found[name] = needed
+                starts[name] = needed
             else:
-                found[name] = {place: end for topic in needed & ahead.keys() for place, end in ahead[topic].items()}
-        return found
+                starts[name] = {place: end for topic in needed & ahead.keys() for place, end in ahead[topic].items()}
+        return starts
 
     async def _needs(self, wanted: Mapping[str, Collection[str] | None]) -> dict[str, set[str] | Refused]:
         """Return the topics that each filter needs; topics that appear from now on are newer than the filters."""
@@ -225,14 +225,14 @@ class Router(Fanout):
     async def _watch(self, topics: set[str]) -> set[str]:
         """Watch topics from their ends; return those that exist. A missing one is watched when it appears again."""
         try:
-            found = await self._live_reader.watch_all(topics, self)
-            if topics - found:
+            starts = await self._live_reader.watch_all(topics, self)
+            if topics - starts:
                 await self._topics.refresh()  # notice the deletion, so that the return is noticed too
         except BaseException:
             for topic in topics - self._watched.keys():
                 self._live_reader.unwatch(topic, self)
             raise
-        return found & self._topics.names
+        return starts & self._topics.names
 
     async def _ahead(self, topics: Collection[str]) -> Since:
         """Return the end offsets of watched topics where records older than this call are still to be read.
@@ -295,21 +295,21 @@ class Router(Fanout):
 
     def behind(self, topic_filter: str, outbox: Subscriber) -> Offsets:
         """Return the live reader's positions in those of a filter's partitions where an outbox has not reached them."""
-        found: Offsets = {}
+        offsets: Offsets = {}
         for topic in self._topics_of((topic_filter,)):
             for partition, position in self._live_reader.positions(topic, outbox).items():
                 live = self._live_reader.position(topic, partition)
                 if live is not None and position < live:
-                    found.setdefault(topic, {})[partition] = live
-        return found
+                    offsets.setdefault(topic, {})[partition] = live
+        return offsets
 
     def _topics_of(self, filters: Collection[str]) -> set[str]:
         return {topic for name in filters if name in self._held for topic in self._held[name].topics}
 
     def topic_ids(self, filters: Collection[str]) -> dict[str, str]:
         """Return the first 48 bits of the topic ids, in base64, to recognize topics that were recreated."""
-        found = {topic: self._live_reader.identity(topic)[:TOPIC_ID_BYTES] for topic in self._topics_of(filters)}
-        return {topic: b64encode(identity).decode() for topic, identity in found.items() if identity}
+        ids = {topic: self._live_reader.identity(topic)[:TOPIC_ID_BYTES] for topic in self._topics_of(filters)}
+        return {topic: b64encode(identity).decode() for topic, identity in ids.items() if identity}
 
     async def ends(self, filters: Collection[str], outbox: Subscriber, offered: Offsets) -> Offsets:
         """Return the log's end offsets for topics where more was offered before, or elsewhere, than is read here.
@@ -370,9 +370,9 @@ class Router(Fanout):
         for subscriber, entries in plan.checked:
             subscriptions = [entry.subscription for entry in entries if not entry.is_early(record)]
             waiting += sum(entry.since is not None for entry in entries)
-            found = combine(delivery, subscriber.client_id, subscriptions)
-            if found is not None:
-                outboxes.append((subscriber.outbox_for(found), found))
+            combined = combine(delivery, subscriber.client_id, subscriptions)
+            if combined is not None:
+                outboxes.append((subscriber.outbox_for(combined), combined))
         if plan.waiting and waiting <= plan.waiting // 2:  # many get every message now: make a new plan
             self._planned -= plan.size
             del self._plans[shape]
@@ -433,17 +433,17 @@ class Router(Fanout):
                 await asyncio.sleep(0)
         while wanted := needs.keys() & self._topics.names:
             try:
-                found = await self._live_reader.watch_all(wanted, self, beginning=True)
+                starts = await self._live_reader.watch_all(wanted, self, beginning=True)
             except Refused as refused:
                 log.warning("new topics cannot be read yet", topics=len(wanted), reason=refused.reason)
-                found = set()
-            for topic in found:
+                starts = set()
+            for topic in starts:
                 for name in needs.pop(topic) if topic in self._topics.names else ():  # else it was deleted meanwhile
                     if name in self._held:
                         self._note_need(name, {topic})
                 if topic not in self._watched:
                     self._live_reader.unwatch(topic, self)
-            if wanted - found:
+            if wanted - starts:
                 await asyncio.sleep(AGAIN_S)
 
 

@@ -188,11 +188,11 @@ class _Group:
 
     def filter(self, text: str) -> _Filter:
         """Return the shared subscription of a filter; create it if it is new."""
-        found = self.filters.get(text)
-        if found is None:
-            found = self.filters[text] = _Filter(SubscriptionFilter(self, text))
+        shared = self.filters.get(text)
+        if shared is None:
+            shared = self.filters[text] = _Filter(SubscriptionFilter(self, text))
             self._trie.add(text, text, None)
-        return found
+        return shared
 
     def forget(self, name: Hashable) -> None:
         """Delete a shared subscription for which the group holds no records any more, if it has no members."""

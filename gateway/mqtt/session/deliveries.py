@@ -201,14 +201,14 @@ class Deliveries:
         """Find retained messages in steps, then send them in the order of their offsets, as `progress` requires."""
         queue, progress = self._retained_queue(), pending.progress
         after = (-1, -1) if progress is None else (progress.partition, progress.offset)
-        found: dict[int, list[tuple[int, str]]] = {}  # by partition
+        unacknowledged: dict[int, list[tuple[int, str]]] = {}  # by partition
         for piece in self._parts.retained.search(pending.subscription.options.topic_filter, after):
             if pending.is_dropped:
                 return
             for topic, (partition, offset) in piece:
-                found.setdefault(partition, []).append((offset, topic))
+                unacknowledged.setdefault(partition, []).append((offset, topic))
             yield
-        for partition, messages in sorted(found.items()):
+        for partition, messages in sorted(unacknowledged.items()):
             messages.sort()
             pending.found.extend((topic, (partition, offset)) for offset, topic in messages)
             yield

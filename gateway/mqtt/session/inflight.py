@@ -102,8 +102,8 @@ class InflightMessages:
 
     def forget_recreated(self, topic_ids: Mapping[str, str]) -> None:
         """Forget the state of topics whose ids have changed: they were deleted and created again."""
-        for topic, found in topic_ids.items():
-            if self.topic_ids.get(topic, found) != found:
+        for topic, topic_id in topic_ids.items():
+            if self.topic_ids.get(topic, topic_id) != topic_id:
                 self.forget(topic)
 
     def reset_truncated(self, ends: Offsets) -> None:

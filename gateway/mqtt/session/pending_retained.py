@@ -74,8 +74,8 @@ class RetainedQueue:
 
     def add_again(self, topic: str, subscription: SessionSubscription, packet_id: int) -> None:
         """Queue a message that was sent before under `packet_id`."""
-        found = collections.deque(((topic, (-1, -1)),))
-        self._pending[Pending(subscription, packet_id, None, found, is_found=True)] = None
+        again = collections.deque(((topic, (-1, -1)),))
+        self._pending[Pending(subscription, packet_id, None, again, is_found=True)] = None
 
     @property
     def first(self) -> Pending | None:

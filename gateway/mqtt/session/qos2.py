@@ -155,10 +155,10 @@ class InboundQos2(Owner):
         }
         self._next = max((record.low_water_mark, *(sequence + 1 for sequence in record.released)))
 
-    def confirm(self, found: Iterable[tuple[int, int]]) -> None:
-        """Resolve uncertain messages: those in `found` (packet identifier, sequence) are stored."""
+    def confirm(self, messages: Iterable[tuple[int, int]]) -> None:
+        """Resolve uncertain messages: those in `messages` (packet identifier, sequence) are stored."""
         uncertain, self._uncertain = self._uncertain, {}
-        for packet_id, sequence in found:
+        for packet_id, sequence in messages:
             if uncertain.get(packet_id) == sequence and packet_id not in self._known:
                 self._known[packet_id] = InboundMessage(packet_id, sequence, state=Qos2State.STORED)
 

@@ -374,8 +374,8 @@ class Session:
     def unsubscribed(self, topic_filter: str) -> bool:
         """Remove a subscription and return whether it existed; deliveries in flight complete [MQTT-3.10.4-3]."""
         self.deliveries.forget_retained(topic_filter)
-        found = self.subscriptions.remove(topic_filter)
-        return self._parts.router.unsubscribe(self, topic_filter) if found else False
+        removed = self.subscriptions.remove(topic_filter)
+        return self._parts.router.unsubscribe(self, topic_filter) if removed else False
 
     def refused_by(self, grant: Grant) -> str | None:
         """Return a subscribed filter that the grant does not allow, or None."""

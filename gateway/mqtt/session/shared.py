@@ -108,12 +108,12 @@ class Shares:
 
     async def leave_group(self, topic_filter: str) -> bool:
         """Leave the group of a shared subscription; return whether there was one."""
-        found = self.subscriptions.pop(topic_filter, None) is not None
+        left = self.subscriptions.pop(topic_filter, None) is not None
         share = self._joined.pop(topic_filter, None)
         if share is not None:
             self._deliveries.give_up(share)
             await share.leave()
-        return found
+        return left
 
     def leave_all(self) -> None:
         """Leave all groups after the connection has ended; the subscriptions stay."""

@@ -73,15 +73,15 @@ class Subscriptions:
 
     def matches_own(self, topic: str) -> bool:
         """Whether the session receives its own client's messages to a topic."""
-        found = self._own_matches.get(topic)
-        if found is None:
+        matches = self._own_matches.get(topic)
+        if matches is None:
             matching = self._own_trie().match(topic)
-            found = any(not subscription.options.no_local for _, subscription in matching)
+            matches = any(not subscription.options.no_local for _, subscription in matching)
             if len(topic) <= LONGEST_REMEMBERED:
                 if len(self._own_matches) >= REMEMBERED_TOPICS:
                     self._own_matches.clear()
-                self._own_matches[topic] = found
-        return found
+                self._own_matches[topic] = matches
+        return matches
 
     def forget_matches(self) -> None:
         """Drop the caches."""

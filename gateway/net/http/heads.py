@@ -74,13 +74,13 @@ def _check_transfer(lines: list[str], is_current: bool) -> None:
 
 def one_request(data: bytes, max_head_bytes: int) -> int:
     """Return the length of the head if `data` is exactly one complete request; 0 if not or in doubt. Must be quick."""
-    found = data.find(HEAD_END)
-    if found < 0 or data[0] <= _SPACE or len(data) > max_head_bytes:  # empty lines in front do not belong to a head
+    end = data.find(HEAD_END)
+    if end < 0 or data[0] <= _SPACE or len(data) > max_head_bytes:  # empty lines in front do not belong to a head
         return 0
-    head = found + len(HEAD_END)
+    head = end + len(HEAD_END)
     rest = len(data) - head
     if not rest:
         return head
-    last = found + 2  # the end of the head's last line
+    last = end + 2  # the end of the head's last line
     announced = data.find(_LENGTH % rest, 0, last) >= 0 or data.find(_LENGTH.lower() % rest, 0, last) >= 0
     return head if announced else 0

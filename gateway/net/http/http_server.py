@@ -214,8 +214,8 @@ class HttpConnection(RequestsInTurn):
 
     def _serve_directly(self, known: KnownHeads[DirectHandler], data: bytes) -> bool:
         """Serve a request with a known head if `data` is exactly that request. False means: parse it."""
-        found = known.find(data) if self.is_idle else None
-        return found is not None and found[0].serve(self, found[1])
+        head = known.find(data) if self.is_idle else None
+        return head is not None and head[0].serve(self, head[1])
 
     def begin_direct(self, request: Abandonable) -> None:
         """Start to serve a request directly; its client is authenticated."""
@@ -247,11 +247,11 @@ class HttpConnection(RequestsInTurn):
             self._body_left -= end - start
             return end
         if start == 0:
-            found = (self._last + data[:3]).find(HEAD_END)  # one that started in an earlier read
-            if found >= 0:
-                return found + len(HEAD_END) - len(self._last)
-        found = data.find(HEAD_END, start)
-        return size if found < 0 else found + len(HEAD_END)
+            head_end = (self._last + data[:3]).find(HEAD_END)  # one that started in an earlier read
+            if head_end >= 0:
+                return head_end + len(HEAD_END) - len(self._last)
+        head_end = data.find(HEAD_END, start)
+        return size if head_end < 0 else head_end + len(HEAD_END)
 
     def _take_piece(self, piece: bytes) -> None:
         """Parse a piece with at most one end of a head. Answer a head that is too large, and nothing after it.

@@ -66,12 +66,12 @@ class KnownHeads(Generic[Handler]):
         if not self._tries:
             return
         self._tries -= 1
-        found = _LENGTH.search(head)
-        if found is None or len(head) > MAX_HEAD_BYTES:
+        match = _LENGTH.search(head)
+        if match is None or len(head) > MAX_HEAD_BYTES:
             return
         if len(self._by_line) >= MAX_HEADS:
             self.clear()
-        known = KnownHead(head[: found.start(1)], head[found.start(2) :], handler)
+        known = KnownHead(head[: match.start(1)], head[match.start(2) :], handler)
         line = _line(head)
         former = self._by_line.pop(line, None)
         if former is not None:

@@ -164,11 +164,11 @@ class ConfluentV2(OperationSet):
         for topic in {entry.topic for entry in wanted}:
             if not call.grant.subscribe.some(topic):
                 raise forbidden(f"inspect {topic}")
-        found = await member.committed(wanted)
+        positions = await member.committed(wanted)
         offsets = [
-            {**_partition_item(entry, names), "offset": found[entry].offset, "metadata": found[entry].metadata}
+            {**_partition_item(entry, names), "offset": positions[entry].offset, "metadata": positions[entry].metadata}
             for entry in dict.fromkeys(wanted)
-            if entry in found
+            if entry in positions
         ]
         return control_answer(encode({"offsets": offsets}))
 

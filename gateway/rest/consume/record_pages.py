@@ -187,8 +187,8 @@ class RecordPages(OperationSet):
             if filling.count or self._draining or self._clock() >= deadline:
                 break
             await self._wait(topic, position, deadline)
-            found = await self._lookup.ends([TopicPartition(topic, number) for number in position], led=True)
-            span = Span(position, {partition.partition: end for partition, end in found.items()})
+            ends = await self._lookup.ends([TopicPartition(topic, number) for number in position], led=True)
+            span = Span(position, {partition.partition: end for partition, end in ends.items()})
         self._counts.pages_total += 1
         self._counts.records_total += filling.count
         full = len(position) == 1 and any(offset < span.ends.get(number, 0) for number, offset in position.items())

@@ -35,8 +35,8 @@ async def find_span(lookup: Lookup, topic: str, wanted: WantedPosition, default:
             raise Refused(Outcome.UNKNOWN_TOPIC, f"Topic {topic} has no partition {wanted.partition}")
     # Query the ends first: records that are stored during the next query lie behind them.
     timed = wanted.timestamp is not None  # only the leader of a partition can look up a timestamp
-    found = await lookup.ends(partitions, led=not timed) or await lookup.ends(partitions)
-    ends = {place.partition: end for place, end in found.items()}
+    behind = await lookup.ends(partitions, led=not timed) or await lookup.ends(partitions)
+    ends = {place.partition: end for place, end in behind.items()}
     if wanted.position is not None:
         there = {place.partition for place in partitions}
         for partition, offset in wanted.position.items():
@@ -51,7 +51,7 @@ async def find_span(lookup: Lookup, topic: str, wanted: WantedPosition, default:
             start |= {place.partition: first for place, first in firsts.items()}
         return Span(start, ends)
     if wanted.timestamp is not None:
-        found = found | await lookup.since(partitions, wanted.timestamp)
+        behind = behind | await lookup.since(partitions, wanted.timestamp)
     elif (wanted.edge or default) == BEGINNING:
-        found = dict.fromkeys(partitions, 0) | await lookup.beginnings(partitions, led=True)
-    return Span({place.partition: offset for place, offset in found.items()}, ends)
+        behind = dict.fromkeys(partitions, 0) | await lookup.beginnings(partitions, led=True)
+    return Span({place.partition: offset for place, offset in behind.items()}, ends)

@@ -184,11 +184,11 @@ class LiveSubscription:
         """
         unknown: list[int] = []
         for number in deliveries:
-            found = self._unsettled.pop(number, None)
-            if found is None:
+            delivery = self._unsettled.pop(number, None)
+            if delivery is None:
                 unknown.append(number)
                 continue
-            source, record, size = found
+            source, record, size = delivery
             self._held -= size
             if failed is None:
                 source.membership.done(record)

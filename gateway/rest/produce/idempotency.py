@@ -162,17 +162,17 @@ class KeyedRequests:
             if answer is not None:
                 return answer
             raise _in_progress(1)
-        found: dict[int, Stored] = {}
+        stored: dict[int, Stored] = {}
         if before is not None:
             self.resumed += 1
             async with self._scanning:
-                found = await find_records(
+                stored = await find_records(
                     self._kafka, self._lookup, self._spawn, records, scan=attempt.scan, name=name
                 )
         if self._wall_clock() - now > PREPARE_S * 1000:
             self._release(name, attempt)
             raise busy("Kafka is slow; try again")
-        return await self._finish(name, attempt, await self._send(name, grant, records, found))
+        return await self._finish(name, attempt, await self._send(name, grant, records, stored))
 
     def _kept_answer(self, kept: KeptRequest, digest: str) -> web.Response | None:
         """Return the kept answer; None if there is none yet and this attempt may take over. RestError 409 or 422."""
@@ -193,12 +193,12 @@ class KeyedRequests:
         partitions = [TopicPartition(topic, number) for number in range(info.partitions)]
         return {partition.partition: end for partition, end in (await self._lookup.ends(partitions)).items()}
 
-    async def _send(self, name: str, grant: Grant, records: Sequence[Record], found: Mapping[int, Stored]) -> Ticket:
-        """Store the records that are not in `found`, each with its index in the request as a header."""
+    async def _send(self, name: str, grant: Grant, records: Sequence[Record], earlier: Mapping[int, Stored]) -> Ticket:
+        """Store the records that are not in `earlier`, each with its index in the request as a header."""
         ticket = Ticket(len(records), grant.identity.name)
         missing = []
         for index, record in enumerate(records):
-            stored = found.get(index)
+            stored = earlier.get(index)
             if stored is not None:
                 ticket.stored_before(index, stored)
             else:
@@ -307,7 +307,7 @@ async def find_records(
     Raises:
         RestError: 503 if it takes too long.
     """
-    found: dict[int, Stored] = {}
+    stored: dict[int, Stored] = {}
     prefix = name.encode() + b"/"
 
     def collect(record: Received) -> None:
@@ -315,7 +315,7 @@ async def find_records(
             if header == GW_REQUEST and value is not None and value.startswith(prefix):
                 index = _index(value[len(prefix) :], len(records))
                 if index is not None and _is_same(record, records[index]):
-                    found.setdefault(index, Stored(record.partition, record.offset))
+                    stored.setdefault(index, Stored(record.partition, record.offset))
 
     topic = records[0].topic
     try:
@@ -324,7 +324,7 @@ async def find_records(
             await scan_log(kafka, lookup, spawn, ranges, collect)
     except TimeoutError as error:
         raise busy("The records stored before could not be read; try again") from error
-    return found
+    return stored
 
 
 def _index(text: bytes, count: int) -> int | None:

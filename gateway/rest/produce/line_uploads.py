@@ -55,19 +55,19 @@ class LineUpload(Upload):
             if block is None:
                 self.take([ErrorBody(413, f"The line is longer than {self._limit} bytes")])
                 continue
-            for found in from_lines(block, self.topic, self._grant.identity.name, self._trace):
-                self.take(self._allowed(found))
+            for records in from_lines(block, self.topic, self._grant.identity.name, self._trace):
+                self.take(self._allowed(records))
                 yield
 
-    def _allowed(self, found: Sequence[Record | ErrorBody]) -> Sequence[Record | ErrorBody]:
+    def _allowed(self, records: Sequence[Record | ErrorBody]) -> Sequence[Record | ErrorBody]:
         grant, topic = self._grant, self.topic
         if grant.publish.uniform(topic):  # checked again: rights may change during a long upload
-            return found
+            return records
         return [
             item
             if isinstance(item, ErrorBody) or grant.publish(topic, item.key)
             else error_body(denied_key(grant, topic))
-            for item in found
+            for item in records
         ]
 
 

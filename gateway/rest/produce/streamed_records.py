@@ -90,7 +90,7 @@ class Upload(Owner, abc.ABC):
 
     # Records in
 
-    def take(self, found: Iterable[Record | ErrorBody]) -> None:
+    def take(self, parsed: Iterable[Record | ErrorBody]) -> None:
         """Publish the next records and report their outcomes; an error is the report of one that is refused.
 
         Raises:
@@ -98,7 +98,7 @@ class Upload(Owner, abc.ABC):
         """
         records: list[Record] = []
         tokens: list[int] = []
-        for record in found:
+        for record in parsed:
             if isinstance(record, Record):
                 records.append(record)
                 tokens.append(self.taken)

@@ -58,14 +58,14 @@ class Call:
 
     def header_values(self) -> Mapping[str, Any]:
         """Return the declared header fields that were sent, by name, typed. Raises RestError 400."""
-        found = {}
+        values = {}
         for parameter in self.operation.headers:
             texts = self.request.headers.getall(parameter.name, ())
             if texts:
-                found[parameter.name] = parameter.value(texts)
+                values[parameter.name] = parameter.value(texts)
             elif parameter.required:
                 raise RestError(400, f"Validation error on: the header field {parameter.name} is missing")
-        return found
+        return values
 
     @property
     def media(self) -> str:
@@ -120,10 +120,10 @@ class Call:
             RestError: 406 if the client accepts none of them.
         """
         choice = offered or self.operation.success_media()
-        found = preferred(self.request.headers.get("Accept"), choice)
-        if found is None:
+        chosen = preferred(self.request.headers.get("Accept"), choice)
+        if chosen is None:
             raise RestError(406, f"Not Acceptable: available are {', '.join(choice)}")
-        return found
+        return chosen
 
     async def begin(self, answer: web.StreamResponse) -> None:
         """Send the head of an answer, with `answer_headers`; the caller writes the rest."""

@@ -143,10 +143,10 @@ def _claim(claims: Mapping[str, Any], name: str) -> Any:
     """Find a claim by its name, which may contain dots, or by a dotted path. None means not present."""
     if name in claims:
         return claims[name]
-    found: Any = claims
+    value: Any = claims
     for part in name.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _groups(value: Any) -> tuple[str, ...]:

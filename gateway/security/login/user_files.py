@@ -146,8 +146,8 @@ def scram_line(name: str, mechanism: str, credential: ScramCredential) -> str:
 def _parse(entry: str) -> tuple[tuple[str, str], ScramCredential]:
     """Parse a line; the text of ValueError says what is wrong with it."""
     name, _, rest = entry.partition(":")
-    found = _ENTRY.fullmatch(rest)
-    if found is None or found["mechanism"] not in MECHANISMS:
+    match = _ENTRY.fullmatch(rest)
+    if match is None or match["mechanism"] not in MECHANISMS:
         raise ValueError("expected name:SCRAM-SHA-256$iterations:salt$StoredKey:ServerKey, or SCRAM-SHA-512")
     try:
         prepared = saslprep(name, stored=True)
@@ -157,17 +157,17 @@ def _parse(entry: str) -> tuple[tuple[str, str], ScramCredential]:
         raise ValueError("the name is empty or reserved by the access list")
     try:
         salt, stored, server = (
-            binascii.a2b_base64(found[part], strict_mode=True) for part in ("salt", "stored", "server")
+            binascii.a2b_base64(match[part], strict_mode=True) for part in ("salt", "stored", "server")
         )
     except ValueError:
         raise ValueError("salt or keys are not base64") from None
-    iterations = int(found["iterations"])
+    iterations = int(match["iterations"])
     if iterations < MINIMUM_ITERATIONS:
         raise ValueError(f"at least {MINIMUM_ITERATIONS} iterations are needed")
-    size = digest_size(found["mechanism"])
+    size = digest_size(match["mechanism"])
     if len(stored) != size or len(server) != size:
         raise ValueError("the keys have the wrong length for the mechanism")
-    return (found["mechanism"], prepared), ScramCredential(iterations, salt, stored, server)
+    return (match["mechanism"], prepared), ScramCredential(iterations, salt, stored, server)
 
 
 SALT_BYTES: Final = 16

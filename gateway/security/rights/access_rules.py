@@ -126,10 +126,10 @@ class ListedRules:
         known = self._fixed.get(named)
         if known is not None:
             return known
-        found = sorted(itertools.chain.from_iterable(self._by_principal[name] for name in named))
+        numbered = sorted(itertools.chain.from_iterable(self._by_principal[name] for name in named))
         topics: list[Rule] = []
         groups: list[GroupRule] = []
-        for _, template in found:
+        for _, template in numbered:
             if isinstance(template, _TopicTemplate):
                 topics += template.rules_for(identity, client_id)
             else:
@@ -140,7 +140,7 @@ class ListedRules:
             admin=tuple(rule for rule in topics if rule.has_action("admin")),
             groups=tuple(groups),
         )
-        if not any(template.variables for _, template in found):
+        if not any(template.variables for _, template in numbered):
             self._fixed[named] = rules
         return rules
 

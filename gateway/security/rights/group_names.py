@@ -110,12 +110,12 @@ class GroupNames:
         except (ValueError, RecursionError):  # msgspec's errors, or text that is not UTF-8
             self._statistics.undecodable_total += 1  # not ours
             return
-        found = self._find(group)
-        if found is None:
+        owner = self._find(group)
+        if owner is None:
             self._drop(group)
             self._owned[group] = owned
             self._counts[owned.principal] += 1
-        elif found.claim == owned.claim:
+        elif owner.claim == owned.claim:
             self._owned[group] = owned  # its selection has changed
 
     def restarted(self, partition: int) -> None:

@@ -122,57 +122,57 @@ class AclBook:
         name = self._name_of(identity)
         if name is None or name not in self._entries:
             name = EVERYBODY
-        found = self._entries.get(name, [])
+        entries = self._entries.get(name, [])
         if name != EVERYBODY:
-            found = [*found, *self._entries.get(EVERYBODY, ())]
-        if any(entry.acl.host != WILDCARD for entry in found):
+            entries = [*entries, *self._entries.get(EVERYBODY, ())]
+        if any(entry.acl.host != WILDCARD for entry in entries):
             host = plain_host(host)
-            found = [entry for entry in found if entry.acl.host in {WILDCARD, host}]
+            entries = [entry for entry in entries if entry.acl.host in {WILDCARD, host}]
         else:
             host = WILDCARD
         rules = self._known.get((name, host))
         if rules is None:
-            rules = self._known[name, host] = self._compile(found)
+            rules = self._known[name, host] = self._compile(entries)
         return rules
 
-    def _compile(self, found: Sequence[_AclEntry]) -> ClientRules:
-        operations = {ours: self._of_topics(found, kafkas) for ours, kafkas in _OF_TOPICS.items()}
-        if self._cluster(found, KafkaOp.CREATE):
+    def _compile(self, entries: Sequence[_AclEntry]) -> ClientRules:
+        operations = {ours: self._of_topics(entries, kafkas) for ours, kafkas in _OF_TOPICS.items()}
+        if self._cluster(entries, KafkaOp.CREATE):
             operations["create"] = (_EVERYTHING,)
         return ClientRules(
-            publish=self._of_topics(found, KafkaOp.WRITE),
-            subscribe=self._of_topics(found, KafkaOp.READ),
-            admin=(_EVERYTHING,) if self._cluster(found, KafkaOp.ALTER) else (),
+            publish=self._of_topics(entries, KafkaOp.WRITE),
+            subscribe=self._of_topics(entries, KafkaOp.READ),
+            admin=(_EVERYTHING,) if self._cluster(entries, KafkaOp.ALTER) else (),
             groups=tuple(
                 msgspec.structs.replace(rule, action=action)
                 for action, operation in _OF_GROUPS.items()
-                for rule in self._of_names(found, operation, GROUP)
+                for rule in self._of_names(entries, operation, GROUP)
             ),
             operations=operations,
-            transactions=self._of_names(found, KafkaOp.WRITE, TRANSACTIONAL_ID),
+            transactions=self._of_names(entries, KafkaOp.WRITE, TRANSACTIONAL_ID),
         )
 
-    def _of_topics(self, found: Sequence[_AclEntry], operation: KafkaOp) -> tuple[Rule, ...]:
-        rules = self._rules(found, operation, TOPIC)
+    def _of_topics(self, entries: Sequence[_AclEntry], operation: KafkaOp) -> tuple[Rule, ...]:
+        rules = self._rules(entries, operation, TOPIC)
         return (*rules, _EVERYTHING) if self._everyone else rules
 
-    def _of_names(self, found: Sequence[_AclEntry], operation: KafkaOp, kind: int) -> tuple[GroupRule, ...]:
+    def _of_names(self, entries: Sequence[_AclEntry], operation: KafkaOp, kind: int) -> tuple[GroupRule, ...]:
         """Return rules that decide for every name."""
         return (
-            *self._rules(found, operation, kind),
+            *self._rules(entries, operation, kind),
             GroupRule(WILDCARD, "", True, self._everyone, kafka=True),
         )
 
-    def _rules(self, found: Sequence[_AclEntry], operation: KafkaOp, kind: int) -> tuple[Any, ...]:
+    def _rules(self, entries: Sequence[_AclEntry], operation: KafkaOp, kind: int) -> tuple[Any, ...]:
         """Return the rules of the ACLs that apply to an operation on resources of a kind, deny rules first."""
         allowing = _IMPLYING.get(operation, {operation})
-        about = [entry for entry in found if entry.acl.kind == kind]
+        about = [entry for entry in entries if entry.acl.kind == kind]
         denied = (one.rule for one in about if not one.acl.allow and one.acl.operation in (operation, ALL))
         allowed = (one.rule for one in about if one.acl.allow and one.acl.operation in (ALL, *allowing))
         return (*denied, *allowed, *(self._named[kind] if self._everyone else ()))
 
-    def _cluster(self, found: Sequence[_AclEntry], operation: KafkaOp) -> bool:
-        rules = self._of_names(found, operation, CLUSTER)
+    def _cluster(self, entries: Sequence[_AclEntry], operation: KafkaOp) -> bool:
+        rules = self._of_names(entries, operation, CLUSTER)
         return next(rule.allow for rule in rules if rule.applies_to(CLUSTERS_NAME))
 
 

@@ -78,9 +78,9 @@ def _number(value: Value) -> int | float | None:
     if kind is int or kind is float:
         return value  # type: ignore[return-value]
     if kind is Untyped:
-        found = _DECIMAL.fullmatch(value)  # type: ignore[arg-type]
-        if found is not None:
-            return int(found[0]) if found[1] else float(found[0])
+        match = _DECIMAL.fullmatch(value)  # type: ignore[arg-type]
+        if match is not None:
+            return int(match[0]) if match[1] else float(match[0])
     return None
 
 
@@ -230,12 +230,12 @@ def pattern(text: str, escape: str) -> tuple[Callable[[str], bool], int]:
     last_length = len(parts[-1])
 
     def fits(text: str) -> bool:
-        found = first.match(text)
+        match = first.match(text)
         for expression in middle:
-            if found is None:
+            if match is None:
                 return False
-            found = expression.search(text, found.end())
+            match = expression.search(text, match.end())
         end = len(text) - last_length
-        return found is not None and found.end() <= end and last.match(text, end) is not None
+        return match is not None and match.end() <= end and last.match(text, end) is not None
 
     return fits, wild

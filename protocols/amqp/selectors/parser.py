@@ -94,7 +94,7 @@ class _Word(NamedTuple):
 
 
 def _words(text: str) -> list[_Word]:
-    found: list[_Word] = []
+    words: list[_Word] = []
     at = 0
     while True:
         match = _WORDS.match(text, at)
@@ -117,9 +117,9 @@ def _words(text: str) -> list[_Word]:
             kind = "name"
         elif kind == "sign":
             kind = value
-        found.append(_Word(kind, value, start))
+        words.append(_Word(kind, value, start))
         if kind == "end":
-            return found
+            return words
 
 
 def _literal(kind: str, text: str, position: int) -> int | float:
@@ -192,8 +192,8 @@ class _Parser:
 
     def _unexpected(self, wanted: str) -> SelectorError:
         word = self._word
-        found = "the end" if word.kind == "end" else repr(str(word.value)[:40])
-        return SelectorError(f"expected {wanted}, found {found}", word.position)
+        named = "the end" if word.kind == "end" else repr(str(word.value)[:40])
+        return SelectorError(f"expected {wanted}, found {named}", word.position)
 
     def _condition(self, node: _Node) -> Getter:
         if node.kind is _Kind.ANY:

@@ -160,7 +160,7 @@ def delivery_message(name: str, line: bytes, delivery: int, attempts: int) -> by
 
 def _id_of(text: str) -> str | None:
     try:
-        found = _ONLY_ID.decode(text).id
+        identifier = _ONLY_ID.decode(text).id
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    return None if found is None else found[:ID_LIMIT]
+    return None if identifier is None else identifier[:ID_LIMIT]

@@ -161,13 +161,13 @@ class SessionFetcher(PacedFetcher):
         """
         now = asyncio.get_running_loop().time()
         held = self._fetch_max_wait_ms / 1000 + ANSWER_S
-        found: list[TopicPartition] = []
+        unknown: list[TopicPartition] = []
         for node, places in self._places.items():
             age = now - self._answered.get(node, float("-inf"))
             waits = node in self._in_flight and node not in self._gathering
             if self._sessions[node].is_new or age > (held if waits else BETWEEN_S):
-                found += places
-        return found
+                unknown += places
+        return unknown
 
     def _note(self, place: TopicPartition) -> None:
         leader = self._leaders.get(place)

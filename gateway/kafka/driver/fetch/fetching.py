@@ -151,9 +151,9 @@ async def fetch(
     now = asyncio.get_running_loop().time
     until = now() + timeout_s
     while True:
-        found: dict[TopicPartition, list[Received]] = await consumer.getmany(*partitions, max_records=most)
-        if found or now() >= until:
-            return found
+        records: dict[TopicPartition, list[Received]] = await consumer.getmany(*partitions, max_records=most)
+        if records or now() >= until:
+            return records
         try:
             async with asyncio.timeout_at(min(until, now() + NUDGE_S)):
                 await fetcher._create_fetch_waiter()  # raises when reading is not possible
@@ -175,8 +175,8 @@ async def position(consumer: AIOKafkaConsumer, partition: TopicPartition) -> int
         lacking = without_leader(consumer, (partition,))
         try:
             async with asyncio.timeout(0 if lacking else NUDGE_S):  # a known position is returned without waiting
-                found: int = await consumer.position(partition)
-                return found
+                offset: int = await consumer.position(partition)
+                return offset
         except TimeoutError:
             if lacking:
                 return None

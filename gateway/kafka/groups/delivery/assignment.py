@@ -134,12 +134,12 @@ class AssignedPartition:
             return records
         end, opened = ledger.end, ledger.open
         before, passed = self._passed, records[-1].offset + 1
-        found = [record for record in records if record.offset >= end or record.offset in opened]
+        records_left = [record for record in records if record.offset >= end or record.offset in opened]
         opened.discard_range(before, passed)
         self._passed = passed
         if passed >= end:
             self.ledger = None
-        return found
+        return records_left
 
     def note_tries(self, offset: int, tries: Tries) -> None:
         """Remember the attempts at an open record."""

@@ -143,9 +143,9 @@ class Pools:
         """Return the pools that each get a copy of a record."""
         filtered = self._filtered
         if filtered and self._selector is not None:
-            found = [pool for name in self._selector.select(record) if (pool := filtered.get(name)) is not None]
-            if found:
-                return found
+            pools = [pool for name in self._selector.select(record) if (pool := filtered.get(name)) is not None]
+            if pools:
+                return pools
         whole = self._whole.get(record.topic)
         return () if whole is None else (whole,)
 

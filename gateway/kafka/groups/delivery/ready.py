@@ -73,12 +73,12 @@ class ReadyDeliveries:
         if count is None and pool.returned:
             self.sort(pool)
         ready = pool.ready
-        found = [ready.popleft() for _ in range(len(ready) if count is None else count)]
+        taken = [ready.popleft() for _ in range(len(ready) if count is None else count)]
         if not ready and not pool.returned:
             self._busy.pop(pool, None)
-        self.records -= len(found)
-        self.bytes -= sum([len(delivery.record.value or b"") for delivery in found])
-        return found
+        self.records -= len(taken)
+        self.bytes -= sum([len(delivery.record.value or b"") for delivery in taken])
+        return taken
 
     def take(self, pool: Pool) -> Delivery:
         """Take the first delivery of a pool that is in its place; it must have one."""
