@@ -335,10 +335,10 @@ class Rules:
         levels = mqtt_filter.split("/")
         if levels[0] in (SINGLE, MULTI) or any(rule.candidates(levels) is not None for rule in self._rules):
             return None
-        place, *other = self._default_topics(levels[0])
-        if place != self._catch_all:
+        first, *other = self._default_topics(levels[0])
+        if first != self._catch_all:
             return levels  # what lies in the catch-all since before is checked message by message
-        return None if other else [place, *levels]
+        return None if other else [first, *levels]
 
     def literal_topics(self, mqtt_filter: str) -> tuple[str, ...]:
         """Return the Kafka topics of a filter that do not depend on the existing topics; none if they do.
@@ -347,8 +347,8 @@ class Rules:
         """
         levels = mqtt_filter.split("/")
         if SINGLE not in levels and MULTI not in levels:
-            place, (default, *others) = self.destination(mqtt_filter).topic, self._default_topics(levels[0])
-            return tuple(dict.fromkeys((place, *((default, *others) if others else ()))))
+            first, (default, *others) = self.destination(mqtt_filter).topic, self._default_topics(levels[0])
+            return tuple(dict.fromkeys((first, *((default, *others) if others else ()))))
         if levels[0] in (SINGLE, MULTI) or self._rules:
             return ()
         return self._default_topics(levels[0])

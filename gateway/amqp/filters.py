@@ -146,9 +146,9 @@ def _offset_spec(entry: Filter, now_ms: int) -> Start:
     if isinstance(value, Timestamp):
         return AtTime(int(value))
     if isinstance(value, str):
-        place = _PLACES.get(value)
-        if place is not None:
-            return place
+        start = _PLACES.get(value)
+        if start is not None:
+            return start
         ago = _AGO.fullmatch(value)
         if ago is None:
             raise _invalid(entry, 'a string must be "first", "last", "next" or an interval such as "10m"')

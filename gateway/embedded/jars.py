@@ -102,7 +102,7 @@ def pyspark_jars() -> list[Path]:
     """Return the jars in the pyspark package; none when it is not installed."""
     spec = importlib.util.find_spec("pyspark")
     places = (spec and spec.submodule_search_locations) or ()
-    return sorted(jar for place in places for jar in Path(place, "jars").glob("*.jar"))
+    return sorted(jar for directory in places for jar in Path(directory, "jars").glob("*.jar"))
 
 
 def ivy_jar() -> Path:

@@ -53,9 +53,9 @@ class SecretUrl(Secret[str]):
             parts = urlsplit(url)
         except ValueError:
             return BLANK
-        _, at, place = parts.netloc.rpartition("@")
+        _, at, host = parts.netloc.rpartition("@")
         query = "&".join(f"{name}={BLANK}" for name, _ in parse_qsl(parts.query, keep_blank_values=True))
-        shown = f"{BLANK}@{place}" if at else place
+        shown = f"{BLANK}@{host}" if at else host
         return urlunsplit((parts.scheme, shown, parts.path, query or (BLANK if parts.query else ""), ""))
 
 

@@ -217,9 +217,9 @@ def _describe(error: ValidationError) -> str:
     return "\n".join(lines)
 
 
-def key_of(place: Sequence[int | str]) -> str:
+def key_of(path: Sequence[int | str]) -> str:
     """Return a key as it is shown: entries of an array are counted from 1, as `limits.rules[1].listener`."""
-    shown = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in place)
+    shown = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in path)
     return shown.removeprefix(".")
 
 

@@ -38,7 +38,7 @@ class KafkaOauthConfig(Section):
     @model_validator(mode="after")
     def _whole(self) -> KafkaOauthConfig:
         places = [self.token_file, self.token_url, self.msk_region]
-        if sum(place is not None for place in places) > 1:
+        if sum(given is not None for given in places) > 1:
             raise ValueError("token_file, token_url and msk_region exclude each other")
         if self.client_secret is not None and self.client_secret_file is not None:
             raise ValueError("client_secret and client_secret_file exclude each other")

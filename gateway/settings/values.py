@@ -82,8 +82,8 @@ def check_url(url: SecretUrl, key: str) -> None:
 
 
 def _origin(text: str) -> str:
-    scheme, mark, place = text.partition("://")
-    if text != "*" and (not scheme or not mark or not place or "/" in place):
+    scheme, mark, authority = text.partition("://")
+    if text != "*" and (not scheme or not mark or not authority or "/" in authority):
         raise ValueError('expected SCHEME://HOST[:PORT] or "*"')
     return text
 

@@ -183,19 +183,19 @@ def application_properties(data: bytes, at: int, end: int, headers: list[Header]
     Raises:
         DecodeError: the map does not match part 3.2.5.
     """
-    count, place, _ = compound(data, at, end)
+    count, start, _ = compound(data, at, end)
     if count % 2 or data[at] not in MAP_CODES:
         raise DecodeError("application properties that are no map")
     letters = ""
     for _ in range(count // 2):
-        name, place = decode(data, place, end)
+        name, start = decode(data, start, end)
         if type(name) is not str:
             raise DecodeError("a property's name that is no string")
-        letter, text, place = property_text(data, place, end)
+        letter, text, start = property_text(data, start, end)
         if letter != UNREADABLE_TYPE:
             headers.append((header_name(name), text))
         letters += letter
-    if place != end:
+    if start != end:
         raise DecodeError("application properties that are longer or shorter than their map")
     if letters.strip(STRING_TYPE):
         headers.append((AMQP_TYPES, letters.replace(UNREADABLE_TYPE, "").encode()))

@@ -77,12 +77,12 @@ def recipient(data: bytes) -> str | None:
     try:
         for code, _, at, end in scan(data):
             if code == PROPERTIES:
-                count, place, after = compound(data, at, end)
+                count, start, after = compound(data, at, end)
                 if count <= _TO:
                     return None
                 for _ in range(_TO):
-                    place = skip(data, place, after)
-                address, _ = decode(data, place, after)
+                    start = skip(data, start, after)
+                address, _ = decode(data, start, after)
                 if address is not None and type(address) is not str:
                     raise DecodeError("a property `to` that is no string")
                 return address

@@ -226,14 +226,14 @@ def compound(data: bytes, at: int, end: int) -> tuple[int, int, int]:
 
 def _items(data: bytes, at: int, end: int, depth: int, types: Types) -> list[Any]:
     """Decode the items of the list or map at `at`; a map gives keys and values alternately."""
-    count, place = _count(data, at)
-    if count > end - place:
+    count, start = _count(data, at)
+    if count > end - start:
         raise DecodeError("a count that exceeds the size")  # every item takes at least one byte
     items: list[Any] = []
     for _ in range(count):
-        item, place = decode(data, place, end, depth, types)
+        item, start = decode(data, start, end, depth, types)
         items.append(item)
-    if place != end:
+    if start != end:
         raise DecodeError("bytes after the last item")
     return items
 

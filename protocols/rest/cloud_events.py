@@ -70,7 +70,7 @@ def from_batch(body: bytes, limit: int) -> list[CloudEvent]:
     events = decode(_ARRAY, body)
     if len(events) > limit:
         raise RestError(413, f"The request has {len(events)} events; at most {limit} are allowed")
-    return [_from_object(event, f"$[{place}]") for place, event in enumerate(events)]
+    return [_from_object(event, f"$[{index}]") for index, event in enumerate(events)]
 
 
 def _from_object(members: dict[str, msgspec.Raw], where: str) -> CloudEvent:

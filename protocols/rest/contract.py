@@ -44,7 +44,7 @@ class Schema:
         self._definition = definition
         self._validator = jsonschema_rs.Draft202012Validator(definition)
 
-    def check(self, value: Any, place: str = "") -> None:
+    def check(self, value: Any, where: str = "") -> None:
         """Validate a value as `json.loads` returns it.
 
         `place`, such as "query parameter `timeout`", replaces the JSON path in error texts.
@@ -68,7 +68,7 @@ class Schema:
             elif flat and len(error.instance_path) < 2:
                 lines += _flat_lines(error)
             else:
-                lines.append(f"{_cut(error.message)} - at {place or f'`{_json_path(error.instance_path)}`'}")
+                lines.append(f"{_cut(error.message)} - at {where or f'`{_json_path(error.instance_path)}`'}")
         raise invalid(*lines, status=status)
 
     def _error_text(self, error: jsonschema_rs.ValidationError) -> str:
@@ -106,7 +106,7 @@ class Parameter(msgspec.Struct, frozen=True):
             raise invalid(f"It was given more than once - at {where}")
         else:
             value = _typed(self.kind, texts[0])
-        self.schema.check(value, place=where)
+        self.schema.check(value, where=where)
         return value
 
 
@@ -189,18 +189,18 @@ class Contract:
         own = [self._resolved(parameter) for parameter in entry.get("parameters", ())]
         parameters = {(one["in"], one["name"]): _parameter(one) for one in (*shared, *own)}
         names = [part[1:-1] for part in template.split("/") if part.startswith("{")]
-        named = {name for place, name in parameters if place == "path"}
+        named = {name for location, name in parameters if location == "path"}
         if named != set(names):
             raise ValueError(f"{method} {template}: the path's parameters are {sorted(names)}, not {sorted(named)}")
         path = tuple(parameters["path", name] for name in names)
-        query = {name: parameter for (place, name), parameter in parameters.items() if place == "query"}
+        query = {name: parameter for (location, name), parameter in parameters.items() if location == "query"}
         return Operation(
             name=entry["operationId"],
             method=method.upper(),
             template=template,
             path=path,
             query=query,
-            headers=tuple(parameter for (place, _), parameter in parameters.items() if place == "header"),
+            headers=tuple(parameter for (location, _), parameter in parameters.items() if location == "header"),
             body=self._body(entry.get("requestBody")),
             answers={
                 status: tuple(self._resolved(answer).get("content", ()))

@@ -52,7 +52,7 @@ class ParquetArchive:
         self._staging = f"{all_staging}/{uuid.uuid4().hex}"
         self._hadoop.make(self._staging)
         local = [Path(name.removeprefix("file://")) for name in (self._path, self._staging)]
-        if all(place.is_dir() for place in local) and local[0].stat().st_dev != local[1].stat().st_dev:
+        if all(directory.is_dir() for directory in local) and local[0].stat().st_dev != local[1].stat().st_dev:
             raise ArchiveError(
                 f"{path} is the root of a file system, so nothing can be renamed into it: use a directory below it"
             )

@@ -45,15 +45,15 @@ def maintain(archive: Path, settings: Maintain, now: datetime.datetime) -> Maint
         raise ArchiveError(f"{archive}: there is no archive of Parquet files")
     done = Maintained()
     places = archive.with_name(f"{archive.name}.merging")
-    place = places / uuid.uuid4().hex
-    place.mkdir(parents=True)
+    directory = places / uuid.uuid4().hex
+    directory.mkdir(parents=True)
     try:
         if (first := first_kept(settings, now)) is not None:
-            done.expired = _forget(archive, place, first.isoformat())
+            done.expired = _forget(archive, directory, first.isoformat())
         for segment in _complete(archive):
-            _merge(segment, place / segment.name, settings.file_mb << 20, done)
+            _merge(segment, directory / segment.name, settings.file_mb << 20, done)
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
     for left in (*places.iterdir(), *archive.with_name(f"{archive.name}.staging").glob("*")):
         # A path that disappears meanwhile belongs to a running job, or was removed by one that starts.
         with contextlib.suppress(FileNotFoundError):
@@ -92,14 +92,14 @@ def _complete(archive: Path) -> Iterator[Path]:
             yield segment
 
 
-def _forget(archive: Path, place: Path, first: str) -> int:
+def _forget(archive: Path, directory: Path, first: str) -> int:
     """Delete the directories of dates before `first`; return their rows. The batch directories stay."""
     rows = 0
     dated = list(archive.glob("segment=*/batch=*/date=*"))
     for number, old in enumerate(path for path in dated if path.name.removeprefix("date=") < first):
         rows += sum(pq.read_metadata(file).num_rows for file in old.rglob("*.parquet"))
-        old.rename(place / str(number))
-    for gone in place.iterdir():
+        old.rename(directory / str(number))
+    for gone in directory.iterdir():
         shutil.rmtree(gone)
     return rows
 

@@ -56,14 +56,14 @@ class AvroSchema:
         wanted = [(f"columns.{part.name}", part.path, _TYPES[part.type], TYPE_NAMES[part.type]) for part in columns]
         if time is not None:
             wanted.append(("time", time, frozenset({"long", "double", "string"}), "number or text"))
-        for place, path, kinds, name in wanted:
+        for key, path, kinds, name in wanted:
             try:
                 kind_found = self.at(path)["type"]
             except SchemaError as error:
-                yield f"{place}: {error}"
+                yield f"{key}: {error}"
                 continue
             if kind_found not in kinds:
-                yield f"{place}: {path} is {kind_found} in the schema, not a {name}"
+                yield f"{key}: {path} is {kind_found} in the schema, not a {name}"
 
     def at(self, path: str) -> dict[str, Any]:
         """Return the type at a dotted path, without null; SchemaError if there is none."""

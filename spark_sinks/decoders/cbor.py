@@ -34,12 +34,12 @@ class Cbor:
             raise ReadingFault("the value is not a CBOR map")
 
         def at(path: str) -> Any:
-            place: Any = decoded
+            value: Any = decoded
             for name in path.split("."):
-                if not isinstance(place, Mapping):
+                if not isinstance(value, Mapping):
                     return None
-                place = place.get(name, place.get(int(name)) if name.isdecimal() else None)
-            return None if place is cbor2.undefined else place
+                value = value.get(name, value.get(int(name)) if name.isdecimal() else None)
+            return None if value is cbor2.undefined else value
 
         return [row(self.columns, at, self.time and at(self.time))]
 

@@ -23,7 +23,7 @@ _LAKE: Final = {"delta": ("deltalake", "pyarrow"), "iceberg": ("pyiceberg", "pya
 def lacks(spec: Declaration) -> Iterator[str]:
     """Yield one sentence for each thing that is missing or does not match."""
     if isinstance(spec, Backfill):
-        yield from of_lake(spec.source.format, place="source")
+        yield from of_lake(spec.source.format, key="source")
     if not isinstance(spec, JobSpec):
         return
     if isinstance(spec, Archive):
@@ -37,11 +37,11 @@ def lacks(spec: Declaration) -> Iterator[str]:
         yield from (f"source.{lack}" for lack in _of_schema(spec.source, Path(spec.source.schema_file)))
 
 
-def of_lake(archive: str, *, place: str = "sink", upkeep: bool = False) -> Iterator[str]:
+def of_lake(archive: str, *, key: str = "sink", upkeep: bool = False) -> Iterator[str]:
     """Yield one sentence for each missing package of the extra `lake` that an archive of this format needs."""
     for package in _missing(_LAKE.get(archive, ("pyarrow",) if upkeep else ())):
         what = "maintaining Parquet files" if archive == "parquet" else archive
-        yield f"{place}.format: {what} needs the package {package}: pip install 'trivium[lake]'"
+        yield f"{key}.format: {what} needs the package {package}: pip install 'trivium[lake]'"
 
 
 def _of_schema(source: Source, file: Path) -> Iterator[str]:

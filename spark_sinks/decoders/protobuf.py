@@ -79,12 +79,12 @@ def lacks(descriptors: bytes, message: str, columns: Sequence[Wanted], time: str
         yield f"message: no {message} in the file{f' (did you mean {near[0]}?)' if near else ''}"
         return
     for column in columns:
-        place = f"columns.{column.name}"
+        key = f"columns.{column.name}"
         field = _field(descriptor, column.path)
         if isinstance(field, str):
-            yield f"{place}: {field}"
+            yield f"{key}: {field}"
         elif field.cpp_type not in _TYPES[column.type]:
-            yield f"{place}: {column.path} is not a {TYPE_NAMES[column.type]} in {message}"
+            yield f"{key}: {column.path} is not a {TYPE_NAMES[column.type]} in {message}"
     if time is not None:
         field = _field(descriptor, time)
         if isinstance(field, str):

@@ -47,13 +47,13 @@ class Senml:
             raise ReadingFault(f"the pack has {len(records)} records; at most {MOST_READINGS} are allowed")
         base = _Base()
         rows = []
-        for place, record in enumerate(records):
+        for index, record in enumerate(records):
             try:
                 reading = base.resolved(record, sent_ms)
                 if reading is not None:
                     rows.append(row(self.columns, reading.get, reading["t"]))
             except ReadingFault as fault:
-                raise ReadingFault(f"record {place} of the pack: {fault}") from None
+                raise ReadingFault(f"record {index} of the pack: {fault}") from None
         if not rows:
             raise ReadingFault("the pack has no measurement")
         return rows

@@ -267,11 +267,11 @@ def _schema(wanted: Mapping[str, DataType]) -> StructType:
     """Build an object's schema from dotted paths and their types."""
     below: dict[str, Any] = {}
     for path, kind in wanted.items():
-        place = below
+        level = below
         *objects, last = path.split(".")
         for name in objects:
-            place = place.setdefault(name, {})
-        place[last] = kind
+            level = level.setdefault(name, {})
+        level[last] = kind
 
     def made(of: Mapping[str, Any]) -> StructType:
         return StructType(
@@ -302,14 +302,14 @@ def _csv(records: DataFrame, source: Source) -> DataFrame:
     separators = length - F.octet_length(F.replace(text, F.lit(source.separator), F.lit("")))
     fits = (length < MOST_FIELDS) | (separators < MOST_FIELDS)
     line = F.when(fits & ~text.rlike("[\r\n]") & (text != ""), text)
-    schema = ", ".join(f"_{place} string" for place in range(len(source.fields) + 1))  # one more: a field too many
+    schema = ", ".join(f"_{columns} string" for columns in range(len(source.fields) + 1))  # one more: a field too many
     split = records.withColumn("_line", F.from_csv(line, schema, {"sep": source.separator, "mode": "PERMISSIVE"}))
-    place = {name: F.col(f"_line._{number}") for number, name in enumerate(source.fields)}
+    columns = {name: F.col(f"_line._{number}") for number, name in enumerate(source.fields)}
     return split.select(
         *records.columns,
         (F.col("_line").isNotNull() & F.col(f"_line._{len(source.fields)}").isNull()).alias("_readable"),
-        *(_converted(place[column.field or name], column, f"_of_{name}") for name, column in source.columns.items()),
-        *(() if source.time is None else (place[source.time].alias("_time"),)),
+        *(_converted(columns[column.field or name], column, f"_of_{name}") for name, column in source.columns.items()),
+        *(() if source.time is None else (columns[source.time].alias("_time"),)),
     )
 
 

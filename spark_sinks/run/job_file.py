@@ -182,10 +182,10 @@ def _described(path: Path, error: ValidationError) -> str:
     return "\n".join(lines)
 
 
-def _keys(kind: type[BaseModel] | None, place: list[str]) -> list[str]:
+def _keys(kind: type[BaseModel] | None, path: list[str]) -> list[str]:
     """Return the keys that are allowed at a place of a job file."""
     model: Any = kind
-    for part in place:
+    for part in path:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             model = next((one for one in get_args(model) if isinstance(one, type) and issubclass(one, BaseModel)), None)
         else:

@@ -70,14 +70,14 @@ class Registration:
     def __init__(self, job: str, file: Path | None, checkpoint: str) -> None:
         self._where = directory()
         self._where.mkdir(parents=True, exist_ok=True, mode=0o700)
-        place = checkpoint if "://" in checkpoint else str(Path(checkpoint).resolve())
-        mark = hashlib.sha256(place.encode()).hexdigest()[:12]
+        location = checkpoint if "://" in checkpoint else str(Path(checkpoint).resolve())
+        mark = hashlib.sha256(location.encode()).hexdigest()[:12]
         self._path = self._where / f"{job}-{mark}.json"
         self._held: int | None = None
         self.run = ListedRun(
             job=job,
             file=None if file is None else str(file.resolve()),
-            checkpoint=place,
+            checkpoint=location,
             pid=os.getpid(),
             metrics="",
             started=time.time(),

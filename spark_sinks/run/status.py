@@ -54,9 +54,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 def read(address: str, answer_s: float = ANSWER_S) -> tuple[Figures, ...]:
     """Return the queries of the job whose metrics are at `HOST:PORT`; NoAnswer if they cannot be read."""
     try:
-        place = Listen.parse(address)
+        listen = Listen.parse(address)
         with contextlib.closing(
-            http.client.HTTPConnection(_ANY.get(place.host, place.host), place.port, timeout=answer_s)
+            http.client.HTTPConnection(_ANY.get(listen.host, listen.host), listen.port, timeout=answer_s)
         ) as connection:
             connection.request("GET", "/metrics")
             answer = connection.getresponse()

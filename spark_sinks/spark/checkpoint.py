@@ -168,10 +168,10 @@ class JobCheckpoint:
 
     def move_aside(self) -> str:
         """Rename the directory, so that the next start begins anew; return its new name."""
-        place = next(name for n in itertools.count(1) if not self._files.exists(name := f"{self.path}.{n}"))
-        if not self._files.rename(self.path, place):
-            raise ValueError(f"the checkpoint {self.path} cannot be renamed to {place}")
-        return place
+        aside = next(name for n in itertools.count(1) if not self._files.exists(name := f"{self.path}.{n}"))
+        if not self._files.rename(self.path, aside):
+            raise ValueError(f"the checkpoint {self.path} cannot be renamed to {aside}")
+        return aside
 
     def _forget_checksum(self, number: int) -> None:
         for left in self._files.names(f"{self.path}/offsets"):

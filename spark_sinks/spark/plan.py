@@ -24,7 +24,7 @@ def _steps(plan: Any) -> int:
     if not plan.isStreaming():
         return 0
     listed = plan.children()
-    children = [listed.apply(place) for place in range(listed.size())]
+    children = [listed.apply(index) for index in range(listed.size())]
     kind = plan.getClass().getSimpleName()
     own = kind in _STATEFUL or (kind == "Join" and all(child.isStreaming() for child in children))
     return own + sum(map(_steps, children))

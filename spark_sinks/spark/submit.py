@@ -127,15 +127,15 @@ def _imported(path: Path) -> Iterator[str]:
 
 def archive(directory: Path) -> tuple[Path, Path]:
     """Write the archive and the start program unless they exist; the archive is named by its content."""
-    contents = {place: path.read_bytes() for place, path in modules().items()}
-    mark = hashlib.sha256(b"".join(place.encode() + b"\0" + text for place, text in contents.items())).hexdigest()[:16]
+    contents = {name: path.read_bytes() for name, path in modules().items()}
+    mark = hashlib.sha256(b"".join(name.encode() + b"\0" + text for name, text in contents.items())).hexdigest()[:16]
     directory.mkdir(parents=True, exist_ok=True)
     made, main = directory / f"trivium-{mark}.zip", directory / "trivium_job.py"
     if not made.exists():
         new = directory / f".{mark}.{os.getpid()}.new"
         with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as file:
-            for place, text in contents.items():
-                file.writestr(zipfile.ZipInfo(place, (1980, 1, 1, 0, 0, 0)), text, zipfile.ZIP_DEFLATED)
+            for name, text in contents.items():
+                file.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text, zipfile.ZIP_DEFLATED)
         new.replace(made)
     if not main.exists() or main.read_text(encoding="utf-8") != MAIN:
         new = directory / f".main.{os.getpid()}.new"

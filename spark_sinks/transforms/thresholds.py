@@ -71,7 +71,7 @@ def with_means(
 
 def _origin(packs: bool) -> Column:
     places = ["partition", "offset", *([PLACE] if packs else [])]
-    return F.concat_ws("/", "topic", *(F.col(place).cast("string") for place in places))
+    return F.concat_ws("/", "topic", *(F.col(column).cast("string") for column in places))
 
 
 def _beyond_bounds(about: list[Column], thresholds: Mapping[str, Threshold]) -> Iterator[Column]:

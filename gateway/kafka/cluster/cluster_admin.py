@@ -161,7 +161,7 @@ class ClusterAdmin:
     async def committed(self, client: AdminClient, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return a group's committed offsets; none when the group does not exist."""
         offsets = await client.list_consumer_group_offsets(group)
-        return {partition: place for partition, place in offsets.items() if place.offset >= 0}
+        return {partition: offset for partition, offset in offsets.items() if offset.offset >= 0}
 
     @_request
     async def delete_group(self, client: AdminClient, group: str, topic: str) -> bool:

@@ -200,9 +200,9 @@ async def _rights(
         words = ", ".join(map(str, need.operations))
         bad = [(name, missing) for name, operations in allowed[need.resource] if (missing := lacking(need, operations))]
         for name, missing in bad[:SHOWN]:
-            place = f"{need.resource.value}{name and f' ({name})'}"
+            resource = f"{need.resource.value}{name and f' ({name})'}"
             # Rights on groups may be for some names only, and this one is ours.
             verdict = False if need.always and need.resource is not Resource.GROUPS else None
-            report(Finding(verdict, f"rights: {', '.join(map(str, missing))} on {place} is missing: {need.without}"))
+            report(Finding(verdict, f"rights: {', '.join(map(str, missing))} on {resource} is missing: {need.without}"))
         if not bad and allowed[need.resource]:
             report(Finding(True, f"rights: {words} on {need.resource.value}"))

@@ -51,10 +51,10 @@ class Trial(NamedTuple):
 def trials(*, own_topics: bool) -> Iterator[Trial]:
     """Yield the trials; with `own_topics` also those for the gateway's own topics, which Kafka has none of yet."""
     if own_topics:
-        place = [(OWN_TOPIC, [(0, 0, 1)])]
+        topics = [(OWN_TOPIC, [(0, 0, 1)])]
         own = Resource.OWN_TOPICS
         yield Trial(own, OWN_TOPIC, DESCRIBE, wire.rights_request([OWN_TOPIC]), lambda got: got.topics[OWN_TOPIC].error)
-        yield Trial(own, OWN_TOPIC, READ, FetchRequest(0, 0, 1, 0, place), _of_partition)
+        yield Trial(own, OWN_TOPIC, READ, FetchRequest(0, 0, 1, 0, topics), _of_partition)
         yield Trial(own, OWN_TOPIC, WRITE, ProduceRequest(None, -1, 1000, [(OWN_TOPIC, [(0, b"")])]), _of_partition)
         yield Trial(
             own,

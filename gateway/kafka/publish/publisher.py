@@ -128,8 +128,8 @@ class Publisher:
         elif key is not None:
             queue = writer.queues[partition_of(key, len(writer.queues))]
         else:
-            place = None if sender is None else sender.queues.get(record.topic)
-            queue = writer.place(sender) if place is None or place.shut else place
+            remembered = None if sender is None else sender.queues.get(record.topic)
+            queue = writer.place(sender) if remembered is None or remembered.shut else remembered
         if key is None and writer.info.needs_key:
             self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} is compacted: a key is needed")
             return
@@ -190,8 +190,8 @@ class Publisher:
             writer = self._writers.get(topic)
             if writer is not None:
                 info = writer.info
-                place = None if sender is None or info.needs_key else sender.queues.get(topic)
-                keyless = -1 if place is None or place.shut else place.number
+                remembered = None if sender is None or info.needs_key else sender.queues.get(topic)
+                keyless = -1 if remembered is None or remembered.shut else remembered.number
                 oldest, latest = info.timestamps(stamp)
                 accepted = Accepted(
                     len(writer.queues), keyless, oldest, min(latest, LARGEST_TIMESTAMP), self.most_headers

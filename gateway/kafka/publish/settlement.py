@@ -136,4 +136,6 @@ class Settlement:
         )
 
     def _place_figures(self, which: int) -> dict[str, dict[int, int]]:
-        return {topic: {number: place[which] for number, place in each.items()} for topic, each in self._places.items()}
+        return {
+            topic: {number: figures[which] for number, figures in each.items()} for topic, each in self._places.items()
+        }

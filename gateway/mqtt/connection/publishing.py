@@ -145,8 +145,8 @@ class Incoming(Owner):
 
     def _find_refused(self, received: list[Any], position: int) -> None:
         """Find the message that was refused before and sent again, for a dead letter if it is refused once more."""
-        for place in range(position, len(received)):
-            event = received[place]
+        for index in range(position, len(received)):
+            event = received[index]
             if type(event) is not packets.Publish:
                 break  # those behind it are the next call's
             if event.dup and event.packet_id == self._refused_id:
@@ -285,7 +285,7 @@ class Incoming(Owner):
         connection, counters = self._connection, self._services.counters
         good = self._acks.stored()
         slots = self._acks.ready()
-        for place, slot in enumerate(slots):
+        for index, slot in enumerate(slots):
             result = slot.result
             assert result is not None
             code = (
@@ -309,7 +309,7 @@ class Incoming(Owner):
             again = closes and result.outcome in PERMANENT
             if again and self._resent is not None and slot.packet_id == self._refused_id:
                 letter, self._resent, self._refused_id = self._resent, None, 0
-                self._acks.put_back(slots[place:])
+                self._acks.put_back(slots[index:])
                 self._services.refused_again.store(letter, self.answered, slot, result)
                 return
             counters.refused += 1

@@ -202,9 +202,9 @@ class Retained:
             for name in piece:
                 entry = kept.get(name)
                 if entry is not None and not entry.is_over(now):
-                    place = entry.partition, entry.offset
-                    if place > after:
-                        messages.append((name, place))
+                    position = entry.partition, entry.offset
+                    if position > after:
+                        messages.append((name, position))
             yield messages
 
     def may_match(self, topic_filter: str) -> bool:
@@ -417,8 +417,8 @@ class Retained:
         """Retain the last record of a key in another compacted topic, under its MQTT topic; a None value deletes."""
         name = self._rules.mqtt_topic(record.topic, record.key, record.headers)
         if name is not None and is_valid_name(name):
-            place = record.partition + _MIRRORED, record.offset
-            self._change(name, *place, record.timestamp, record.value, record.headers)
+            position = record.partition + _MIRRORED, record.offset
+            self._change(name, *position, record.timestamp, record.value, record.headers)
 
     # Expiry
 

@@ -281,8 +281,8 @@ class Sharing:
 
     def reads_only(self, topic_filter: str, topic: str) -> bool:
         """Whether a filter matches messages of one Kafka topic only, apart from where MQTT stored them before."""
-        place = self._rules.kafka_filter(topic_filter)
-        return place is not None and place[0] == topic
+        topics = self._rules.kafka_filter(topic_filter)
+        return topics is not None and topics[0] == topic
 
     def forget(self, subscriber: SharedSubscriber, share: ShareMember) -> None:
         """Remove a member; called by `ShareMember.leave`."""

@@ -248,8 +248,8 @@ class Deliveries:
                 self._send_again(entry, self._message(kept.delivery, ()), retain=True)
                 continue
             identifiers = (subscription.identifier,) if subscription.identifier else ()
-            place = Received(retained.name, topic.encode(), None, (), 0, kept.partition, kept.offset)
-            self._deliver(place, kept.delivery, Match(qos, True, identifiers), name=topic)
+            received = Received(retained.name, topic.encode(), None, (), 0, kept.partition, kept.offset)
+            self._deliver(received, kept.delivery, Match(qos, True, identifiers), name=topic)
 
     # deliveries
 

@@ -86,9 +86,9 @@ class RetainedQueue:
     def pop(self) -> None:
         """Remove the next message: it was sent, or need not be sent."""
         pending = next(iter(self._pending))
-        place = pending.found.popleft()[1]
+        position = pending.found.popleft()[1]
         if pending.progress is not None:
-            pending.progress.partition, pending.progress.offset = place
+            pending.progress.partition, pending.progress.offset = position
         if not pending.found:
             self._end(pending)
 

@@ -88,9 +88,9 @@ class SessionStore(Owner):
 
     def put(self, kind: str, client_id: str, value: bytes | None, owner: Owner | None = None) -> None:
         """Write a record; without an owner the write is repeated until Kafka stores it."""
-        place = client_id.encode()
+        key = client_id.encode()
         self._table.write(
-            kind.encode() + place, value, self._mark, owner=owner or self, token=(kind, client_id), partition_key=place
+            kind.encode() + key, value, self._mark, owner=owner or self, token=(kind, client_id), partition_key=key
         )
 
     def settle(self, tokens: Sequence[tuple[str, str]], offsets: Sequence[int], result: Result) -> None:

@@ -142,8 +142,8 @@ class Administration(OperationSet):
         """
         visible = _visible(grant, group)
         committed = {
-            partition: place.offset
-            for partition, place in (await self._admin.committed(group)).items()
+            partition: offset.offset
+            for partition, offset in (await self._admin.committed(group)).items()
             if visible(partition.topic)
         }
         if not committed and not _sees_everything(grant, group):

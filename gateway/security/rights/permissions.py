@@ -216,9 +216,9 @@ class MqttPermission:
                 self._known[text, topic, key] = known
         return known
 
-    def _decide(self, text: str, place: Sequence[str]) -> bool:
+    def _decide(self, text: str, topics: Sequence[str]) -> bool:
         levels = text.split("/")
-        fitting = (rule.allow for rule in self._rules if matches(rule.levels, place if rule.kafka else levels))
+        fitting = (rule.allow for rule in self._rules if matches(rule.levels, topics if rule.kafka else levels))
         return next(fitting, False)
 
     def _has(self, text: str) -> bool:
@@ -246,8 +246,8 @@ class MqttPermission:
         levels = self._names.own_mqtt(text).split("/")
         if ONE not in levels and ANY not in levels:
             return self.of_topic(text)
-        place = self._mapping.kafka_filter(text)
-        return _allows(self._rules, lambda rule: place if rule.kafka else levels, partial=self._partial)
+        topics = self._mapping.kafka_filter(text)
+        return _allows(self._rules, lambda rule: topics if rule.kafka else levels, partial=self._partial)
 
 
 def _allows(rules: Iterable[Rule], filter_for: Callable[[Rule], Sequence[str] | None], *, partial: bool) -> bool:
