@@ -47,7 +47,7 @@ class Schema:
     def check(self, value: Any, where: str = "") -> None:
         """Validate a value as `json.loads` returns it.
 
-        `place`, such as "query parameter `timeout`", replaces the JSON path in error texts.
+        `where`, such as "query parameter `timeout`", replaces the JSON path in error texts.
 
         Raises:
             RestError: 400; or the lowest `x-status` if all violations have one.
