@@ -104,6 +104,8 @@ class RequestPace:
         self._began = cpu, now
 
     def _is_open(self) -> bool:
-        """Whether the last request's senders are others than those before it."""
+        """Whether the last request's senders are others than those before it; not if answers take so long."""
+        if len(self._senders) < 2:
+            return False
         *before, last = self._senders
-        return bool(before) and len(last & frozenset().union(*before)) <= SAME * len(last)
+        return len(last & frozenset().union(*before)) <= SAME * len(last)

@@ -41,8 +41,9 @@ class Clock:
 class Broker:
     """Answers each request after a round trip. Senders are told, and may send again."""
 
-    def __init__(self, *, busy: float = 0.5, longest_s: float = LONGEST_S) -> None:
+    def __init__(self, *, busy: float = 0.5, longest_s: float = LONGEST_S, round_trip_s: float = ROUND_TRIP_S) -> None:
         self.clock = Clock()
+        self.round_trip_s = round_trip_s
         self.pace = RequestPace(self.clock, longest_s, self._flush, lambda: busy * self.clock.now)
         self.requests: list[list[int]] = []  # senders of each
         self.waited: list[float] = []  # from the answer before
@@ -62,7 +63,7 @@ class Broker:
         self.requests.append(sent)
         self.waited.append(self.clock.now - self._answered)
         self.pace.written(lambda: frozenset(sent))
-        self.clock.call_later(ROUND_TRIP_S, self._answer, sent)
+        self.clock.call_later(self.round_trip_s, self._answer, sent)
 
     def _answer(self, sent: list[int]) -> None:
         self._in_flight = False
@@ -149,11 +150,12 @@ def test_when_a_fleet_becomes_a_closed_loop_the_waits_end() -> None:
     st.lists(st.tuples(st.floats(0, 0.01), st.integers(0, 500)), min_size=1, max_size=2000),
     st.floats(0, 1),
     st.sampled_from([0.0, 0.001, LONGEST_S, 1.0]),
+    st.sampled_from([ROUND_TRIP_S, 0.03, 0.5]),
 )
-def test_every_record_leaves_within_the_longest_wait(
-    arrivals: list[tuple[float, int]], busy: float, longest_s: float
+def test_every_record_leaves_after_the_longest_wait(
+    arrivals: list[tuple[float, int]], busy: float, longest_s: float, round_trip_s: float
 ) -> None:
-    broker = Broker(busy=busy, longest_s=longest_s)
+    broker = Broker(busy=busy, longest_s=longest_s, round_trip_s=round_trip_s)
     at = 0.0
     for pause, sender in arrivals:
         at += pause
