@@ -97,6 +97,9 @@ def session(
         "spark.python.authenticate.socketTimeout": f"{WORKER_START_S}s",
         "spark.executor.extraJavaOptions": AVRO_LIMITS,
         **(IN_HEAP if state_in_heap else IN_ROCKSDB),
+        # Else Python asks Java several times more for each column, so that errors can name the line that made it.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+        "spark.sql.dataFrameQueryContext.enabled": "false",
         # One stateful operator per query, so late rows are dropped by the watermark that the batch reports.
         "spark.sql.streaming.statefulOperator.allowMultiple": "false",
         **(conf or {}),

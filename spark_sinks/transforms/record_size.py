@@ -13,6 +13,8 @@ from spark_sinks.spark.progress import DEAD_LETTERS, OBSERVED
 
 KAFKA_HEADERS: Final = "array<struct<key: string, value: binary>>"
 _TEXTS: Final = "array<string>"
+FIELDS: Final = ("key", "value", "headers")
+"""Of a record."""
 FRAME: Final = 100
 """The most bytes of a batch of one record besides its key, value and headers."""
 PER_HEADER: Final = 8
@@ -28,7 +30,11 @@ def header(name: str, value: Column) -> Column:
 
 def size(record: Column) -> Column:
     """Return an upper bound of the bytes that Kafka needs for a record (a struct of key, value, headers)."""
-    return F.lit(FRAME) + _length(record["key"]) + _length(record["value"]) + _headers_size(record["headers"])
+    return _size(*(record[name] for name in FIELDS))
+
+
+def _size(key: Column, value: Column, headers: Column) -> Column:
+    return _length(key) + _length(value) + (_headers_size(headers) + FRAME)  # headers that are constant are added once
 
 
 def size_of_all(records: Column) -> Column:
@@ -49,9 +55,11 @@ def _headers_size(headers: Column) -> Column:
 
 def limit_of(topic: Column, limits: Mapping[str, int]) -> Column:
     """Return the most bytes of a record of a topic."""
-    chosen = F.lit(min(limits.values()))
+    least = min(limits.values())
+    chosen = F.lit(least)
     for name, limit in limits.items():
-        chosen = F.when(topic == name, limit).otherwise(chosen)
+        if limit != least:
+            chosen = F.when(topic == name, limit).otherwise(chosen)
     return chosen
 
 
@@ -69,11 +77,11 @@ def seldom(of: Column, made: Callable[[Column], Column]) -> Column:
     return F.get(F.zip_with(F.array(of), F.array(F.lit(0)), lambda one, _: made(one)), F.lit(0))
 
 
-def shortened(record: Column, added: Column, limit: int) -> Column:
+def shortened(record: Column, added: Column, limit: int, *, may_fit: bool = True) -> Column:
     """Return a record (a struct of key, value, headers) with more headers, cut if it has more than `limit` bytes.
 
     A key, or headers, longer than a quarter of the limit are left out; of the value, the end. `ORIGIN_LENGTH` then has
-    the length of the value.
+    the length of the value. Without `may_fit` the record is known to have more bytes.
     """
     none = F.array().cast(KAFKA_HEADERS)
 
@@ -98,7 +106,7 @@ def shortened(record: Column, added: Column, limit: int) -> Column:
         F.coalesce(record["headers"].cast(KAFKA_HEADERS), none).alias("kept"),
         added.alias("added"),
     )
-    return seldom(parts, judged)
+    return seldom(parts, judged if may_fit else cut)
 
 
 def _record(key: Column, value: Column, headers: Column) -> Column:
@@ -113,14 +121,15 @@ def fitting(records: DataFrame, limits: Mapping[str, int], letters_topic: str) -
         limits: by topic, the most bytes of a record.
         letters_topic: the topic for dead letters.
     """
-    typed = records.select("topic", "key", "value", F.col("headers").cast(KAFKA_HEADERS).alias("headers"))
-    record = F.struct("key", "value", "headers")
-    limit, over = limit_of(F.col("topic"), limits), F.col("_over")
-    sized = typed.withColumn("_over", F.when(size(record) > limit, size(record)))
-    counted = sized.observe(OBSERVED, F.count("_over").alias(DEAD_LETTERS))
-    why = F.array(header(ERROR, why_too_large(over, F.col("topic"), limit))).cast(KAFKA_HEADERS)
-    letter = shortened(record, why, limits[letters_topic])
-    return counted.select(
-        F.when(over.isNotNull(), letters_topic).otherwise(F.col("topic")).alias("topic"),
-        F.when(over.isNotNull(), letter).otherwise(record).alias("_record"),
-    ).select("topic", "_record.*")
+    key, value, headers = F.col("key"), F.col("value"), F.col("headers").cast(KAFKA_HEADERS)
+    bytes_, limit, cut = _size(key, value, headers), limit_of(F.col("topic"), limits), F.col("_letter")
+    why = F.array(header(ERROR, why_too_large(bytes_, F.col("topic"), limit))).cast(KAFKA_HEADERS)
+    most = limits[letters_topic]
+    letter = shortened(_record(key, value, headers), why, most, may_fit=most > min(limits.values()))
+    large = F.when(bytes_ > limit, letter).alias("_letter")
+    # Spark analyses each step for itself, so there are few.
+    judged = records.select("topic", key, value, headers.alias("headers"), large)
+    return judged.observe(OBSERVED, F.count(cut).alias(DEAD_LETTERS)).select(
+        F.when(cut.isNull(), F.col("topic")).otherwise(letters_topic).alias("topic"),
+        *(F.when(cut.isNull(), F.col(name)).otherwise(cut[name]).alias(name) for name in FIELDS),
+    )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from spark_sinks.transforms.record_size import KAFKA_HEADERS, size, size_of_all
+from spark_sinks.read.headers import ERROR, ORIGIN_LENGTH
+from spark_sinks.transforms.record_size import KAFKA_HEADERS, fitting, size, size_of_all
 
 RECORD = f"struct<key: binary, value: binary, headers: {KAFKA_HEADERS}>"
 Record = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]
@@ -54,3 +56,34 @@ def test_no_records_fit(spark: SparkSession) -> None:
         .collect()
     )
     assert row[0] <= 100
+
+
+@pytest.mark.parametrize("most", [1_500, 2_000, 20_000], ids=["smaller", "equal", "larger"])
+def test_a_record_that_its_topic_refuses_is_a_letter_that_its_topic_takes(spark: SparkSession, most: int) -> None:
+    chance = random.Random(most)
+    limits = {"small": 2_000, "large": 4_000, "letters": most}
+    # The key leads from a letter back to its record.
+    given = [
+        (chance.choice(("small", "large")), b"%d" % number, value, headers)
+        for number, (_, value, headers) in enumerate(arbitrary(chance) for _ in range(300))
+    ]
+    rows = spark.createDataFrame(given, f"topic string, key binary, value binary, headers {KAFKA_HEADERS}")
+    whole = 0
+    for row in fitting(rows, limits, "letters").collect():
+        topic, key, value, own = given[int(row.key)]
+        found = row.headers and [(header.key, header.value) for header in row.headers]
+        assert stored((row.key, row.value, found)) <= limits[row.topic]
+        if row.topic == topic:
+            assert (row.key, row.value, found) == (key, value, own)
+            continue
+        assert row.topic == "letters"
+        assert stored((key, value, own)) > limits[topic] - 40 - 8 * len(own or [])
+        names = dict(found)
+        assert ERROR in names
+        if ORIGIN_LENGTH in names:
+            assert names[ORIGIN_LENGTH] == b"%d" % len(value or b"")
+            assert (value or b"").startswith(row.value or b"")
+        else:
+            whole += 1
+            assert (row.value, found[:-1]) == (value, own or [])
+    assert (whole > 0) == (most > 2_000)
