@@ -114,37 +114,20 @@ class Publisher:
             self._hold(record, owner, token, sender, internal=internal)
             return
         stamp = self._stamp or self._begin_turn()
-        key = record.key
         pinned = record.partition
-        if pinned is not None:
-            if not 0 <= pinned < len(writer.queues):
-                if pinned >= 0 and (self._held.waits_for(record.topic) or self._topics.may_have_grown(record.topic)):
-                    self._held.hold(record, owner, token, sender)
-                    return
-                reason = f"topic {writer.name} has no partition {pinned}"
-                self._refuse(owner, token, Outcome.UNKNOWN_TOPIC, reason)
-                return
-            queue = writer.queues[pinned]
-        elif key is not None:
-            queue = writer.queues[partition_of(key, len(writer.queues))]
-        else:
-            remembered = None if sender is None else sender.queues.get(record.topic)
-            queue = writer.place(sender) if remembered is None or remembered.shut else remembered
-        if key is None and writer.info.needs_key:
-            self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} is compacted: a key is needed")
+        if (
+            pinned is not None
+            and pinned >= len(writer.queues)
+            and (self._held.waits_for(record.topic) or self._topics.may_have_grown(record.topic))
+        ):
+            self._held.hold(record, owner, token, sender)
             return
-        if len(record.headers) > self.most_headers:
-            self._refuse(owner, token, Outcome.MANY_HEADERS, self._many_headers)
+        try:
+            queue, timestamp = self._choose(writer, record, sender, stamp)
+        except Refused as refused:
+            self._refuse(owner, token, refused.outcome, refused.reason)
             return
-        timestamp = record.timestamp
-        if timestamp is None:
-            timestamp = stamp
-        else:
-            oldest, latest = writer.info.timestamps(stamp)
-            if not oldest <= timestamp <= latest:
-                self._refuse(owner, token, Outcome.UNFIT, f"topic {writer.name} refuses the timestamp {timestamp}")
-                return
-
+        key = record.key
         batch = queue.open
         try:
             size = batch.write(timestamp, key, record.value, record.headers)
@@ -292,27 +275,39 @@ class Publisher:
         if writer is None:
             self._open(info)
             writer = self._writers[info.name]
-        if record.partition is not None:
-            if not 0 <= record.partition < len(writer.queues):
-                raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {info.name} has no partition {record.partition}")
-            number = record.partition
-        elif record.key is not None:
-            number = partition_of(record.key, len(writer.queues))
+        queue, timestamp = self._choose(writer, record, sender, self._wall_clock())
+        return queue.number, timestamp, writer.largest
+
+    def _choose(
+        self, writer: TopicWriter, record: Record, sender: RememberedSender | None, now_ms: int
+    ) -> tuple[PartitionQueue, int]:
+        """Return a record's partition and timestamp. `Accepted` tells the same for runs to `by_partition`.
+
+        Raises:
+            Refused: UNKNOWN_TOPIC when it names a partition that does not exist; UNFIT when the topic does not accept
+                it; MANY_HEADERS.
+        """
+        key, pinned = record.key, record.partition
+        if pinned is not None:
+            if not 0 <= pinned < len(writer.queues):
+                raise Refused(Outcome.UNKNOWN_TOPIC, f"topic {writer.name} has no partition {pinned}")
+            queue = writer.queues[pinned]
+        elif key is not None:
+            queue = writer.queues[partition_of(key, len(writer.queues))]
         else:
-            queue = sender.queues.get(info.name)
-            number = (writer.place(sender) if queue is None or queue.shut else queue).number
-        if record.key is None and info.needs_key:
-            raise Refused(Outcome.UNFIT, f"topic {info.name} is compacted: a key is needed")
+            remembered = None if sender is None else sender.queues.get(record.topic)
+            queue = writer.place(sender) if remembered is None or remembered.shut else remembered
+        if key is None and writer.info.needs_key:
+            raise Refused(Outcome.UNFIT, f"topic {writer.name} is compacted: a key is needed")
         if len(record.headers) > self.most_headers:
             raise Refused(Outcome.MANY_HEADERS, self._many_headers)
-        now, timestamp = self._wall_clock(), record.timestamp
+        timestamp = record.timestamp
         if timestamp is None:
-            timestamp = now
-        else:
-            oldest, latest = info.timestamps(now)
-            if not oldest <= timestamp <= latest:
-                raise Refused(Outcome.UNFIT, f"topic {info.name} refuses the timestamp {timestamp}")
-        return number, timestamp, writer.largest
+            return queue, now_ms
+        oldest, latest = writer.info.timestamps(now_ms)
+        if not oldest <= timestamp <= latest:
+            raise Refused(Outcome.UNFIT, f"topic {writer.name} refuses the timestamp {timestamp}")
+        return queue, timestamp
 
     def _hold(
         self, record: Record, owner: Owner | None, token: Any, sender: RememberedSender | None, *, internal: bool
