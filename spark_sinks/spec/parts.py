@@ -352,7 +352,8 @@ class Run(Section):
     kafka: dict[str, str] = {}
     """more Kafka client settings by their Kafka names, such as `security.protocol`"""
     conf: dict[str, str] = {}
-    """more Spark settings"""
+    """more Spark settings; with `spark.python.sql.dataFrameDebugging.enabled` as `"true"`, Spark's errors name the line
+    of a `transform`"""
 
 
 class Declaration(Section):
