@@ -33,6 +33,7 @@ from gateway.mqtt.session.shared import ShareParts
 from gateway.mqtt.state.counted_records import UNLIMITED, SessionLimits
 from gateway.mqtt.state.store import SessionStore
 from gateway.net.strangers import Strangers
+from gateway.net.writes import Writes
 from gateway.runtime.identity import GatewayIdentity
 from gateway.runtime.spawn import Spawn
 from gateway.security.rights.authorization import AccessList
@@ -169,6 +170,7 @@ class MqttState:
             retained=self.retained,
             access=access,
             refused_again=RefusedAgain(log.publisher, parts.counters),
+            answers=Writes(),
             counters=parts.counters,
             limits=limits,
             self_delivery=parts.qos2.self_delivery,

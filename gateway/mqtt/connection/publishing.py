@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -91,7 +90,7 @@ class Incoming(Owner):
         self._qos0_owner = Qos0Owner(session.budget, session.principal, services.counters)
         self._reading = reading  # None: no rate limit
         self._acks = AckQueue()
-        self._answering = False  # whether `_answer_all` is scheduled
+        self._answering = False  # whether the acknowledgements are scheduled
         self._refused_id = services.refused_again.take(client.client_id)  # packet id refused last, or 0
         self._resent: Record | None = None  # that message, once it was sent again
 
@@ -244,7 +243,7 @@ class Incoming(Owner):
         self._settled((tokens, result))
 
     def broken(self, error: Exception, _tokens: Sequence[Any]) -> None:
-        """End the connection after a bug in `settle` or `_answer_all`.
+        """End the connection after a bug in `settle` or `answer`.
 
         The client then sends unacknowledged messages again.
         """
@@ -260,13 +259,14 @@ class Incoming(Owner):
     def answered(self) -> None:
         """Schedule the acknowledgements that are due for the end of this event loop iteration.
 
-        Kafka answers for several partitions in one response: their acknowledgements leave in one write.
+        Kafka answers for several partitions and clients in one response: one pass writes all their acknowledgements.
         """
         if not self._answering:
             self._answering = True
-            asyncio.get_running_loop().call_soon(self._answer_all)
+            self._services.answers.add(self)
 
-    def _answer_all(self) -> None:
+    def flush_now(self) -> None:
+        """Send the acknowledgements. Called by `Writes`."""
         self._answering = False
         try:
             self.answer()

@@ -15,6 +15,7 @@ from gateway.mqtt.registry.session_registry import Sessions
 from gateway.mqtt.routing.retained import Retained
 from gateway.mqtt.routing.router import Router
 from gateway.mqtt.session.self_delivery import SelfDelivery
+from gateway.net.writes import Writes
 from gateway.security.rights.authorization import AccessList
 from gateway.settings.config import MqttConfig
 from gateway.views.presence import PresenceReports
@@ -33,6 +34,7 @@ class MqttServices(msgspec.Struct, frozen=True):
     retained: Retained
     access: AccessList
     refused_again: RefusedAgain
+    answers: Writes  # of connections whose acknowledgements are due
     counters: Counters
     limits: Limits
     self_delivery: SelfDelivery | None
