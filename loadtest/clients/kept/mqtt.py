@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
 from loadtest.clients.kept.lasting import LastingClient, Messages, NumberedSender
 from loadtest.clients.mqtt_wire import (
-    RECEIVE_MAXIMUM,
     Splitter,
     connect_packet,
     packet,
@@ -102,21 +104,10 @@ class KeptClient(LastingClient):
 
 
 def _receive_maximum(connack: bytes) -> int:
-    """Return the Receive Maximum of a CONNACK, or its default."""
-    widths = {0x11: 4, 0x21: 2, 0x24: 1, 0x25: 1, 0x27: 4, 0x22: 2, 0x28: 1, 0x29: 1, 0x2A: 1, 0x13: 2}
-    length, at = read_varint(connack, 2)
-    end = at + length
-    while at < end:
-        kind = connack[at]
-        at += 1
-        if kind == RECEIVE_MAXIMUM:
-            return int(struct.unpack_from(">H", connack, at)[0])
-        if kind in widths:
-            at += widths[kind]
-        else:  # strings; a user property has two
-            for _ in range(2 if kind == 0x26 else 1):
-                at += 2 + int(struct.unpack_from(">H", connack, at)[0])
-    return 65535
+    """Return the Receive Maximum of a CONNACK, or its default (3.2.2.3.3)."""
+    properties = Properties(PacketTypes.CONNACK)  # type: ignore[no-untyped-call]
+    properties.unpack(connack[2:])  # type: ignore[no-untyped-call]
+    return int(getattr(properties, "ReceiveMaximum", 65535))
 
 
 class _Outgoing:
