@@ -13,7 +13,6 @@ import random
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from aiokafka.admin import AIOKafkaAdminClient
@@ -26,7 +25,7 @@ from loadtest.clients.kept.paho import PahoPublisher
 from loadtest.clients.kept.proton_links import ProtonSender
 from loadtest.clients.topics import create_topic
 from loadtest.engine.redelivery import Group, Kill, Outage
-from loadtest.gateway import GatewayProcess
+from loadtest.gateway import GatewayProcess, children
 from loadtest.numbering import Number, Numbering
 from loadtest.verify import Arrivals, Ledger, read_places
 
@@ -227,7 +226,8 @@ class Rounds:
         self._let_in(alone)
         killed = time.monotonic()
         if host is not None:
-            kill_broker(host)
+            for broker in children(host.pid):  # the gateway restarts it
+                os.kill(broker, signal.SIGKILL)
         if not alone:
             await self.gateway.kill()
         name = "the broker" if alone else "the gateway" if host is None else "broker and gateway"
@@ -333,17 +333,10 @@ class Rounds:
         }  # fmt: skip
 
     def _add(self, what: str, found: Sequence[Any], places: dict[Number, list[str]] | None = None) -> None:
-        """Add a line for a problem, with some of its messages and what their sender saw."""
+        """Add a line for a problem, with some of its messages and where they are stored."""
         if found:
             self.problems.append(f"{len(found)} messages {what}")
-            self.problems += [f"  {one}: {(places or {}).get(one, [])} {self._history(one)}" for one in found[:SHOWN]]
-
-    def _history(self, one: Any) -> str:
-        """Return the events of a message at its sender, if that keeps them."""
-        if not isinstance(one, Number) or one.sender >= len(self.senders):
-            return ""
-        events = getattr(self.senders[one.sender], "histories", {}).get(one.sequence, ())
-        return ", ".join(f"{it.at:.3f} {it.what} id {it.packet_id} connection {it.connection}" for it in events)
+            self.problems += [f"  {one}: {(places or {}).get(one, [])}" for one in found[:SHOWN]]
 
 
 async def _read_committed(bootstrap: str, groups: Iterable[str]) -> dict[str, dict[int, int]]:
@@ -357,10 +350,3 @@ async def _read_committed(bootstrap: str, groups: Iterable[str]) -> dict[str, di
         return found
     finally:
         await admin.close()
-
-
-def kill_broker(host: GatewayProcess) -> None:
-    """Kill the only child of a gateway with an embedded Kafka, with SIGKILL; the gateway restarts it."""
-    for children in Path(f"/proc/{host.pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            os.kill(int(child), signal.SIGKILL)
