@@ -1,4 +1,4 @@
-"""Tasks that run alongside a block, and end with it; and work that is done several at a time."""
+"""Tasks that run alongside a block, and end with it; work that is done several at a time; waits for conditions."""
 
 from __future__ import annotations
 
@@ -39,3 +39,13 @@ async def in_turn(things: Iterable[T], work: Callable[[T], Awaitable[None]], at_
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):
             group.create_task(worker())
+
+
+async def until(condition: Callable[[], bool], what: str, limit_s: float, step_s: float = 0.02) -> None:
+    """Check a condition every `step_s` until it is true. Raises TimeoutError, which says `what` was waited for."""
+    try:
+        async with asyncio.timeout(limit_s):
+            while not condition():  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(step_s)
+    except TimeoutError:
+        raise TimeoutError(f"{what}: not within {limit_s:g} s") from None

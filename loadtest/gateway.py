@@ -164,3 +164,8 @@ def process_resident(pid: int) -> int:
 def process_descriptors(pid: int) -> int:
     """Return the number of a process's open file descriptors (Linux)."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started and that run (Linux)."""
+    return [int(one) for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()]

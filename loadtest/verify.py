@@ -22,11 +22,6 @@ class Verdict(NamedTuple):
     reordered: int
     unacknowledged_stored: int
 
-    @property
-    def honest(self) -> bool:
-        """Whether no acknowledged message is missing."""
-        return self.lost == 0
-
     def row(self) -> dict[str, int]:
         """Return the columns of a report."""
         return dict(self._asdict())
@@ -124,12 +119,9 @@ class Arrivals:
 
 
 async def stored(
-    bootstrap: str, topic: str, isolation: str = "read_uncommitted", *, partition_bytes: int = 1 << 20
+    bootstrap: str, topic: str, isolation: str = "read_uncommitted"
 ) -> AsyncGenerator[ConsumerRecord[bytes, bytes]]:
-    """Yield the records of a topic up to its present end; LookupError if it does not exist.
-
-    `partition_bytes` limits what one fetch reads of a partition.
-    """
+    """Yield the records of a topic up to its present end; LookupError if it does not exist."""
     # Without a group the consumer is assigned all of the topic's partitions when it starts.
     consumer = AIOKafkaConsumer(
         topic,
@@ -137,7 +129,6 @@ async def stored(
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         isolation_level=isolation,
-        max_partition_fetch_bytes=partition_bytes,
     )
     try:
         await consumer.start()

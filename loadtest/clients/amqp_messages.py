@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import re
 import struct
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
-from loadtest.clients.amqp_shapes import shapes
 from loadtest.clients.amqp_wire import NULL, data_section, key_annotation, listed, mapped, string, symbol
 
 Kind = Callable[[int, bytes], bytes]
 
 KEYS: Final = 100
+CAPTURED: Final = 1_795_000_000_000
+"""A time (epoch ms) at which no recorded message has expired."""
 NOW: Final = int(time.time() * 1000)
 _DURABLE: Final = b"\x00\x53\x70\xc0\x02\x01\x41"
+
+
+def shapes() -> dict[str, list[bytes]]:
+    """Return the messages recorded from real clients, by client and kind: `amqp_shapes.json`."""
+    text = Path(__file__).with_name("amqp_shapes.json").read_text("utf-8")
+    return {name: [bytes.fromhex(one) for one in found] for name, found in json.loads(text)["shapes"].items()}
 
 
 def minimal(_number: int, payload: bytes) -> bytes:

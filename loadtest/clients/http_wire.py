@@ -68,7 +68,13 @@ class Connection:
     async def ask(self, method: str, path: str, value: Any = None, media: str = CONTROL) -> bytes:
         """Send a request and return the response's body; raise RuntimeError if the status is not 20x."""
         self._writer.write(request(method, path, media, b"" if value is None else json.dumps(value).encode()))
-        return await answered(self._reader, f"{method} {path}")
+        splitter = Splitter()
+        while data := await self._reader.read(1 << 20):
+            for status, _, body in splitter.feed(data):
+                if status // 10 != 20:
+                    raise RuntimeError(f"{method} {path}: {status} {body!r}")
+                return body
+        raise ConnectionResetError(f"{method} {path}")
 
     async def upload(self, path: str, lines: Sequence[bytes]) -> int:
         """Stream lines in one request, read the reports meanwhile, and return their number."""
@@ -100,16 +106,3 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self._writer.close()
-
-
-async def answered(reader: asyncio.StreamReader, what: str) -> bytes:
-    """Read a response, and return its body; raise RuntimeError with `what` if the status is not 20x."""
-    splitter = Splitter()
-    while True:
-        data = await reader.read(1 << 20)
-        if not data:
-            raise ConnectionResetError(what)
-        for status, _, body in splitter.feed(data):
-            if status // 10 != 20:
-                raise RuntimeError(f"{what}: {status} {body!r}")
-            return body

@@ -52,9 +52,14 @@ def connect_packet(
     receive_maximum: int | None = None,
     keep_alive_s: int = 60,
     authentication: tuple[str, bytes] | None = None,
+    will: tuple[str, bytes] | None = None,
 ) -> bytes:
-    """Return an MQTT 5 CONNECT; `authentication` has the method and the data of enhanced authentication (4.12)."""
+    """Return an MQTT 5 CONNECT.
+
+    `authentication` has the method and the data of enhanced authentication (4.12), `will` topic and payload (3.1.3.2).
+    """
     flags = (0x80 if user is not None else 0) | (0x40 if password is not None else 0) | (0x02 if clean_start else 0)
+    flags |= 0x04 if will is not None else 0
     properties = b""
     if session_expiry_s:
         properties += struct.pack(">BI", SESSION_EXPIRY, session_expiry_s)
@@ -64,6 +69,9 @@ def connect_packet(
         properties += authentication_properties(*authentication)
     body = text("MQTT") + bytes((5, flags)) + struct.pack(">H", keep_alive_s)
     body += varint(len(properties)) + properties + text(client_id)
+    if will is not None:
+        topic, payload = will
+        body += b"\0" + text(topic) + struct.pack(">H", len(payload)) + payload
     for part in (user, password):
         if part is not None:
             body += text(part)
@@ -81,10 +89,13 @@ def auth_packet(method: str, data: bytes) -> bytes:
     return packet(0xF0, b"\x18" + varint(len(properties)) + properties)
 
 
-def publish_packet(topic: str, payload: bytes, qos: int, packet_id: int = 0, *, dup: bool = False) -> bytes:
-    """Return an MQTT 5 PUBLISH without properties."""
+def publish_packet(
+    topic: str, payload: bytes, qos: int, packet_id: int = 0, *, dup: bool = False, properties: bytes = b""
+) -> bytes:
+    """Return an MQTT 5 PUBLISH; `properties` without their length."""
     identifier = struct.pack(">H", packet_id) if qos else b""
-    return packet(0x30 | qos << 1 | dup << 3, text(topic) + identifier + b"\0" + payload)
+    body = text(topic) + identifier + varint(len(properties)) + properties + payload
+    return packet(0x30 | qos << 1 | dup << 3, body)
 
 
 def subscribe_packet(packet_id: int, filters: list[tuple[str, int]]) -> bytes:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import abc
 import asyncio
 import collections
-import contextlib
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Self
 
 from loadtest.beside import beside
@@ -31,14 +30,16 @@ class Talk(abc.ABC):
     def _split(self, data: bytes) -> Iterable[tuple[int, Any]]:
         """Return the kind and the content of each packet in these bytes."""
 
-    @contextlib.contextmanager
-    def until_open(self) -> Iterator[None]:
-        """Drop the connection if its handshake fails or is cancelled."""
+    @classmethod
+    async def greet(cls, address: tuple[str, int], hello: bytes, kind: int, **options: Any) -> tuple[Self, Any]:
+        """Connect, say hello, and return the connection and the answer; it is dropped if there is none."""
+        talk = cls(*await asyncio.open_connection(*address, **options))
         try:
-            yield
+            (answer,) = await talk.ask([hello], kind)
         except BaseException:
-            self.drop()
+            talk.drop()
             raise
+        return talk, answer
 
     async def take(self, kind: int, count: int = 1) -> list[Any]:
         """Wait for packets of a kind, and return what they hold; others wait. ConnectionResetError at the end."""
@@ -86,11 +87,10 @@ class MqttTalk(Talk):
     @classmethod
     async def open(cls, address: tuple[str, int], connect: bytes, **options: Any) -> Self:
         """Connect and wait for CONNACK; ConnectionRefusedError with its code, if it is none of success."""
-        talk = cls(*await asyncio.open_connection(*address, **options))
-        with talk.until_open():
-            (body,) = await talk.ask([connect], CONNACK)
-            if body[1]:
-                raise ConnectionRefusedError(f"0x{body[1]:02x}")
+        talk, body = await cls.greet(address, connect, CONNACK, **options)
+        if body[1]:
+            talk.drop()
+            raise ConnectionRefusedError(f"0x{body[1]:02x}")
         return talk
 
     def _split(self, data: bytes) -> Iterable[tuple[int, Any]]:
@@ -107,9 +107,7 @@ class AmqpTalk(Talk):
     @classmethod
     async def open(cls, address: tuple[str, int], container: str) -> Self:
         """Connect, and open a session."""
-        talk = cls(*await asyncio.open_connection(*address))
-        with talk.until_open():
-            await talk.ask([amqp_wire.GREETING], amqp_wire.SASL_OUTCOME)
+        talk, _ = await cls.greet(address, amqp_wire.GREETING, amqp_wire.SASL_OUTCOME)
         talk.writer.write(amqp_wire.opening(container))
         return talk
 

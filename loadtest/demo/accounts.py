@@ -8,10 +8,9 @@ from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 from loadtest.report import Latencies
+from loadtest.spark.readings import WINDOW_MS, starts
 
 PROTOCOLS: Final = ("mqtt", "amqp", "http")
-WINDOW_MS: Final = 5000
-SLIDE_MS: Final = 1000
 KEPT_WINDOWS: Final = 100_000  # five hours of the demo, 30 MB
 
 
@@ -71,9 +70,8 @@ class Accounts:
             self._began = reading.time
         if len(self._expected) > KEPT_WINDOWS:
             self._drop_oldest()
-        first = reading.time // SLIDE_MS * SLIDE_MS + SLIDE_MS
-        for end in range(first, first + WINDOW_MS, SLIDE_MS):
-            window = (reading.sensor, end)
+        for start in starts(reading.time):
+            window = (reading.sensor, start + WINDOW_MS)
             known = self._expected.get(window, Window(reading.temperature, 0))
             self._expected[window] = Window(max(known.maximum, reading.temperature), known.readings + 1)
             self._compare(window)

@@ -8,9 +8,9 @@ import time
 from collections.abc import AsyncIterator, Collection
 from typing import Final, NamedTuple
 
+from loadtest.beside import until
 from loadtest.engine.load import Load, Terms
 from loadtest.engine.stand import Stand
-from loadtest.engine.waiting import until
 from loadtest.gateway import GatewayProcess, process_descriptors, process_resident
 
 TERMS: Final = Terms(connections=2, window=10, rate=50.0, size=64, exactly=1)

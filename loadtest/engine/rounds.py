@@ -13,8 +13,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
@@ -26,7 +25,7 @@ from loadtest.clients.kept.paho import PahoPublisher
 from loadtest.clients.kept.proton_links import ProtonSender
 from loadtest.clients.topics import create_topic
 from loadtest.engine.redelivery import Group, Kill, Outage
-from loadtest.gateway import GatewayProcess
+from loadtest.gateway import GatewayProcess, children
 from loadtest.numbering import Number, Numbering
 from loadtest.verify import Arrivals, Ledger, read_places
 
@@ -41,30 +40,36 @@ _TICK_S: Final = 0.01
 _POLL_S: Final = 0.2
 
 
-class Chaos(NamedTuple):
-    """When and what to kill, and the load. Times in seconds.
+class Plan(NamedTuple):
+    """Parameters; times in seconds.
 
     Attributes:
+        protocol: of the clients.
         kills: number of kills.
+        senders: MQTT: of each QoS, plus one Paho client of each; AMQP: plus one proton client.
+        subscribers: MQTT: of each QoS, plus one Paho client.
         rate: messages per second of one sender.
         window: unacknowledged messages per sender.
         between: longest time between progress after a start and the next kill.
         early: share of kills that do not wait for the start to be finished.
-        patient: share of the other kills that wait until every book has got something new.
-        broker: share of kills of the broker, half of them together with the gateway.
-        grace: from a client's acceptance to its commit, in addition to the commit interval.
+        patient: share of kills that wait until every subscriber is served.
+        broker: AMQP: share of kills of the broker, half of them together with the gateway.
+        grace: AMQP: time from a client's acceptance to its commit, in addition to the commit interval.
         seed: of all random choices.
     """
 
-    kills: int
-    rate: float
-    window: int
-    between: float
-    early: float
-    patient: float
-    broker: float
-    grace: float
-    seed: int
+    protocol: Literal["mqtt", "amqp"] = "mqtt"
+    kills: int = 30
+    senders: int = 2
+    subscribers: int = 1
+    rate: float = 200.0
+    window: int = 20
+    between: float = 1.5
+    early: float = 0.2
+    patient: float = 0.5
+    broker: float = 0.25
+    grace: float = 1.5
+    seed: int = 0
 
 
 class Client(Protocol):
@@ -111,11 +116,11 @@ class Rounds:
     """
 
     def __init__(
-        self, gateway: GatewayProcess, chaos: Chaos, say: Callable[[str], None], host: GatewayProcess | None = None
+        self, gateway: GatewayProcess, plan: Plan, say: Callable[[str], None], host: GatewayProcess | None = None
     ) -> None:
         """`host` has the Kafka to kill; without it the broker is not killed."""
         self.gateway = gateway
-        self.chaos = chaos
+        self.plan = plan
         self.numbering = Numbering()
         self.topic = f"kills-{self.numbering.run}"
         self.ledger = Ledger()
@@ -131,7 +136,7 @@ class Rounds:
         self._outages: list[Outage] = []
         self._host = host
         self._say = say
-        self._rng = random.Random(chaos.seed)
+        self._rng = random.Random(plan.seed)
         self._loading = self._pushing = True
 
     def messages(self) -> Messages:
@@ -139,7 +144,7 @@ class Rounds:
         number = len(self.senders)
         return Messages(
             f"sender-{number}", lambda sequence: self.numbering.payload(number, sequence, PAYLOAD),
-            lambda sequence: self.ledger.acknowledge(number, sequence), self.chaos.window,
+            lambda sequence: self.ledger.acknowledge(number, sequence), self.plan.window,
         )  # fmt: skip
 
     def group(self, name: str) -> Group:
@@ -169,7 +174,7 @@ class Rounds:
             try:
                 await self._until(lambda: all(one.is_set() for one in self.started), "the receivers' start")
                 tasks.create_task(self._push())
-                for number in range(self.chaos.kills):
+                for number in range(self.plan.kills):
                     await self._kill(number)
                 await self.gateway.wait_ready()
                 self._let_in(True)
@@ -188,7 +193,7 @@ class Rounds:
                     client.stop()
         for client in self.clients:
             self.problems += [f"{client.client_id}: {fault}" for fault in client.faults[:SHOWN]]
-        return {"kills": self.chaos.kills, "seconds": round(time.monotonic() - began, 1)} | await self.verify()
+        return {"kills": self.plan.kills, "seconds": round(time.monotonic() - began, 1)} | await self.verify()
 
     async def create_topic(self) -> None:
         """Create its topic."""
@@ -205,7 +210,7 @@ class Rounds:
         started = time.monotonic()
         while self._pushing:
             for sender in self.senders:
-                sender.top_up((time.monotonic() - started) * self.chaos.rate if self._loading else 0)
+                sender.top_up((time.monotonic() - started) * self.plan.rate if self._loading else 0)
             await asyncio.sleep(_TICK_S)
 
     def _served(self) -> Callable[[], bool]:
@@ -215,17 +220,18 @@ class Rounds:
 
     async def _kill(self, number: int) -> None:
         """Kill the gateway, the broker, or both at a random moment, and restart them immediately."""
-        host = self._host if self._rng.random() < self.chaos.broker else None
+        host = self._host if self._rng.random() < self.plan.broker else None
         alone = host is not None and self._rng.random() < 0.5
         when = await self._moment(number)
         self._let_in(alone)
         killed = time.monotonic()
         if host is not None:
-            kill_broker(host)
+            for broker in children(host.pid):  # the gateway restarts it
+                os.kill(broker, signal.SIGKILL)
         if not alone:
             await self.gateway.kill()
         name = "the broker" if alone else "the gateway" if host is None else "broker and gateway"
-        self._say(f"kill {number + 1} of {self.chaos.kills}, {name} {when}: {self.ledger.total} acknowledged so far")
+        self._say(f"kill {number + 1} of {self.plan.kills}, {name} {when}: {self.ledger.total} acknowledged so far")
         committed = await self._committed() if self.groups else {}
         if host is not None:
             self._outages.append(Outage(killed, time.monotonic() + RECOVERY_S))
@@ -237,17 +243,17 @@ class Rounds:
 
     async def _moment(self, number: int) -> str:
         """Wait for the moment of a kill; return its description."""
-        if not number or self._rng.random() < self.chaos.patient:
+        if not number or self._rng.random() < self.plan.patient:
             await self.gateway.wait_ready()
             self._let_in(True)
             await self._until(self._served(), f"deliveries before kill {number + 1}")
-        if number and self._rng.random() < self.chaos.early:
-            await asyncio.sleep(self._rng.uniform(0, self.chaos.between))
+        if number and self._rng.random() < self.plan.early:
+            await asyncio.sleep(self._rng.uniform(0, self.plan.between))
             return "while it was starting"
         await self.gateway.wait_ready()
         self._let_in(True)
         await self._until(progressed(self.senders), f"answers before kill {number + 1}")
-        await asyncio.sleep(self._rng.uniform(0, self.chaos.between))
+        await asyncio.sleep(self._rng.uniform(0, self.plan.between))
         return "under load"
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
@@ -312,7 +318,7 @@ class Rounds:
 
     def _check_groups(self) -> dict[str, int | float]:
         """Check what was delivered again: nothing committed, and nothing accepted long before a kill."""
-        limit, every = COMMIT_INTERVAL_S + self.chaos.grace, []
+        limit, every = COMMIT_INTERVAL_S + self.plan.grace, []
         for name, group in self.groups.items():
             again = group.again(self.kills, self._outages)
             self._add(f"delivered again to {name} although committed", [one for one in again if one.below])
@@ -327,17 +333,10 @@ class Rounds:
         }  # fmt: skip
 
     def _add(self, what: str, found: Sequence[Any], places: dict[Number, list[str]] | None = None) -> None:
-        """Add a line for a problem, with some of its messages and what their sender saw."""
+        """Add a line for a problem, with some of its messages and where they are stored."""
         if found:
             self.problems.append(f"{len(found)} messages {what}")
-            self.problems += [f"  {one}: {(places or {}).get(one, [])} {self._history(one)}" for one in found[:SHOWN]]
-
-    def _history(self, one: Any) -> str:
-        """Return the events of a message at its sender, if that keeps them."""
-        if not isinstance(one, Number) or one.sender >= len(self.senders):
-            return ""
-        events = getattr(self.senders[one.sender], "histories", {}).get(one.sequence, ())
-        return ", ".join(f"{it.at:.3f} {it.what} id {it.packet_id} connection {it.connection}" for it in events)
+            self.problems += [f"  {one}: {(places or {}).get(one, [])}" for one in found[:SHOWN]]
 
 
 async def _read_committed(bootstrap: str, groups: Iterable[str]) -> dict[str, dict[int, int]]:
@@ -351,10 +350,3 @@ async def _read_committed(bootstrap: str, groups: Iterable[str]) -> dict[str, di
         return found
     finally:
         await admin.close()
-
-
-def kill_broker(host: GatewayProcess) -> None:
-    """Kill the only child of a gateway with an embedded Kafka, with SIGKILL; the gateway restarts it."""
-    for children in Path(f"/proc/{host.pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            os.kill(int(child), signal.SIGKILL)

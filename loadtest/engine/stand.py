@@ -6,7 +6,7 @@ import contextlib
 import os
 import resource
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -88,11 +88,6 @@ class Stand:
         """Add a problem unless something was kept."""
         if not kept:
             self.problems.append(problem)
-
-    def flat(self, what: str, sizes: Sequence[int], share: float, least: int) -> None:
-        """Add a problem if the last size is above the first by more than `share` of it and than `least`."""
-        grown = sizes[-1] - sizes[0]
-        self.check(grown <= max(least, share * sizes[0]), f"{what}: {sizes[0]:,}, then {sizes[-1]:,}")
 
 
 def make_way() -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from loadtest.clients import amqp, mqtt, rest
@@ -64,7 +65,7 @@ async def send(load: Steady, gateway: GatewayProcess, topic: str, numbering: Num
     cpu, started = process_cpu(pid), time.perf_counter()
     for sender in senders:
         sender.start()
-    results = await _until_finished(senders, paced=rate is not None)
+    results = await until_finished(senders, paced=rate is not None)
     seconds = time.perf_counter() - started
     cpu = process_cpu(pid) - cpu
     latencies = Latencies()
@@ -107,7 +108,8 @@ async def _warm_up(topic: str, address: tuple[str, int]) -> None:
     one.close()
 
 
-async def _until_finished(senders: list[Sender], *, paced: bool) -> list[BaseException | None]:
+async def until_finished(senders: Collection[Sender], *, paced: bool) -> list[BaseException | None]:
+    """Wait until all messages of senders are answered, and push them meanwhile; return their failures."""
     finished = asyncio.gather(*(sender.finished for sender in senders), return_exceptions=True)
     while paced and not finished.done():  # a rate needs a clock; a full window is refilled by acknowledgements
         await asyncio.wait((finished,), timeout=_TICK_S)

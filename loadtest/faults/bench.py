@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+from loadtest.beside import until
 from loadtest.engine.load import Load, Sample, Stored, Terms
-from loadtest.engine.waiting import until
 from loadtest.faults.cluster import COPIES, KafkaCluster
 from loadtest.faults.kafka import Kafka
 from loadtest.faults.proxy import Proxy

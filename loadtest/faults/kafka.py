@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from loadtest.faults.proxy import Proxy
-from loadtest.gateway import GatewayProcess
+from loadtest.gateway import GatewayProcess, children
 from loadtest.ports import free_port
 from loadtest.start import Child
 
@@ -73,7 +73,8 @@ class KafkaProcess(Child):
         host = GatewayProcess(self._directory, None)
         await host.start()
         self._port = int(host.kafka.rpartition(":")[2])
-        command = _command_of_child(host.pid)
+        (broker,) = children(host.pid)
+        command = _command_of(broker)
         await host.stop()
         text = (self._home / command[-1]).read_text()
         controller = int(re.findall(r"^listeners=.*:(\d+)$", text, re.MULTILINE)[0])
@@ -110,11 +111,8 @@ class KafkaProcess(Child):
         return False
 
 
-def _command_of_child(pid: int) -> list[str]:
-    """Return the command line of a process's only child (Linux)."""
-    lists = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    (child,) = (number for numbers in lists for number in numbers)
-    return Path(f"/proc/{child}/cmdline").read_text().rstrip("\0").split("\0")
+def _command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
 
 
 @contextlib.asynccontextmanager

@@ -8,6 +8,7 @@ import json
 import socket
 import struct
 import time
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, cast
 
 from loadtest.clients import amqp_wire, mqtt_wire
@@ -16,7 +17,7 @@ from loadtest.clients.talk import CONNACK, DISCONNECT, AmqpTalk, MqttTalk, Talk
 from loadtest.clients.topics import create_topic
 from loadtest.engine.steady import PROTOCOLS
 from loadtest.faults.bench import Stage, fault
-from loadtest.faults.proxy import Proxy
+from loadtest.faults.proxy import Peer, Proxy
 from loadtest.gateway import frozen, process_descriptors
 
 MANY: Final = 20  # of each protocol
@@ -28,8 +29,6 @@ NON_READING_MIB: Final = 16  # memory of all non-reading clients beyond the budg
 OVER: Final = 50_000  # transfers; the credit is a thousand
 CROWD_S: Final = 1.0  # period in which all of them connect
 
-Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
 
 async def _connect(address: tuple[str, int], *, little: bool = False) -> Peer:
     if not little:
@@ -39,6 +38,25 @@ async def _connect(address: tuple[str, int], *, little: bool = False) -> Peer:
     own.setblocking(False)
     await asyncio.get_running_loop().sock_connect(own, address)
     return await asyncio.open_connection(sock=own, limit=LITTLE)
+
+
+@contextlib.asynccontextmanager
+async def _many(
+    stage: Stage, addresses: Mapping[str, tuple[str, int]], said: Mapping[str, bytes], *, little: bool = False
+) -> AsyncIterator[None]:
+    """Have `MANY` clients of each protocol log in and say something; they are cut off after the block."""
+    peers: list[Peer] = []
+    try:
+        for protocol, address in addresses.items():
+            for number in range(MANY):
+                peers.append(await _connect(address, little=little))
+                await _log_in(protocol, peers[-1], f"{stage.load.numbering.run}-many-{number}", said[protocol])
+                if little:
+                    cast("asyncio.Transport", peers[-1][1].transport).pause_reading()
+        yield
+    finally:
+        for _, writer in peers:
+            _cut(writer)
 
 
 async def _log_in(protocol: str, peer: Peer, name: str, first: bytes = b"") -> None:
@@ -75,21 +93,15 @@ async def vanish(stage: Stage) -> None:
         "http": request_head("POST", f"/topics/{stage.load.topic('http')}", CONTROL, "Content-Length: 1000"),
     }
     proxies = {protocol: Proxy(stage.gateway.address(protocol)) for protocol in PROTOCOLS}
-    peers: list[Peer] = []
     try:
-        for protocol, proxy in proxies.items():
-            await proxy.start()
-            for number in range(MANY):
-                peers.append(await _connect(proxy.address))
-                name = f"{stage.load.numbering.run}-vanish-{number}"
-                await _log_in(protocol, peers[-1], name, half[protocol])
-        await asyncio.sleep(0.5)
         for proxy in proxies.values():
-            proxy.block()
-        await _forgotten(stage, before)
+            await proxy.start()
+        async with _many(stage, {protocol: proxy.address for protocol, proxy in proxies.items()}, half):
+            await asyncio.sleep(0.5)
+            for proxy in proxies.values():
+                proxy.block()
+            await _forgotten(stage, before)
     finally:
-        for _, writer in peers:
-            _cut(writer)
         for proxy in proxies.values():
             await proxy.stop()
 
@@ -103,18 +115,9 @@ async def no_reading(stage: Stage) -> None:
         "http": request_head("GET", f"/topics/{stage.load.topic('http')}/stream", CONTROL, "Accept: */*"),
     }
     before = process_descriptors(stage.gateway.pid)
-    peers: list[Peer] = []
-    try:
-        for protocol in PROTOCOLS:
-            for number in range(MANY):
-                peers.append(await _connect(stage.gateway.address(protocol), little=True))
-                name = f"{stage.load.numbering.run}-stalled-{number}"
-                await _log_in(protocol, peers[-1], name, wish[protocol])
-                cast("asyncio.Transport", peers[-1][1].transport).pause_reading()
+    addresses = {protocol: stage.gateway.address(protocol) for protocol in PROTOCOLS}
+    async with _many(stage, addresses, wish, little=True):
         await asyncio.sleep(stage.plan.short)
-    finally:
-        for _, writer in peers:
-            _cut(writer)
     await _forgotten(stage, before)
 
 

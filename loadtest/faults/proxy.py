@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import struct
 from collections.abc import Awaitable, Callable
-from typing import Final, cast
+from typing import Final
+
+from loadtest.clients.talk import reset
 
 PIECE: Final = 64 * 1024
 AHEAD: Final = 64  # pieces in transit in one direction
@@ -28,11 +28,8 @@ class Pair:
     def cut(self) -> None:
         """Reset both connections."""
         for writer in (self.near, self.far):
-            own = writer.get_extra_info("socket")
-            if own is not None:
-                with contextlib.suppress(OSError):
-                    own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            cast("asyncio.Transport", writer.transport).abort()
+            reset(writer)
+            writer.transport.abort()
 
 
 class Proxy:
@@ -90,7 +87,7 @@ class Proxy:
         """Close the far side of all connections; the near sides never notice (half-open)."""
         for pair in self._pairs:
             pair.forgotten = True
-            cast("asyncio.Transport", pair.far.transport).abort()
+            pair.far.transport.abort()
 
     def cut(self, count: int) -> None:
         """Cut `count` connections, each in the middle of the next piece it forwards."""
@@ -123,7 +120,7 @@ class Proxy:
             if pair is not None:
                 self._pairs.discard(pair)
                 pair.cut()
-            cast("asyncio.Transport", writer.transport).abort()
+            writer.transport.abort()
 
     async def _take(self, source: asyncio.StreamReader, due: asyncio.Queue[tuple[float, bytes]]) -> None:
         loop = asyncio.get_running_loop()

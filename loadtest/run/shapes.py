@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, overload
 
 from loadtest.clients import amqp_messages, mqtt
-from loadtest.clients.amqp_shapes import shapes as captured
+from loadtest.clients.amqp_messages import shapes as captured
 from loadtest.clients.amqp_wire import key_annotation, transfer
 from loadtest.clients.http_wire import request_head
 from loadtest.clients.mqtt_wire import text, varint

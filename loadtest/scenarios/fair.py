@@ -14,14 +14,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from loadtest.beside import beside
 from loadtest.clients.crowd.apart import Apart, Order
 from loadtest.clients.pace import Pace
 from loadtest.clients.sender import Sender
 from loadtest.clients.topics import create_topic
 from loadtest.engine.command import Scenario
 from loadtest.engine.stand import MIB, Stand
-from loadtest.engine.steady import PROTOCOLS, Steady, make_sender
+from loadtest.engine.steady import PROTOCOLS, Steady, make_sender, until_finished
 from loadtest.gateway import GatewayProcess
 from loadtest.report import Latencies
 
@@ -37,7 +36,6 @@ WARM_S: Final = 1.0
 GREEDY_SIZE: Final = 4_096
 GREEDY_BYTES: Final = 250_000_000  # the most bytes per second of one greedy client with the crowd
 MOST_BYTES: Final = 60_000_000  # the most bytes per second of all: messages are prepared in advance
-_TICK_S: Final = 0.01
 
 
 class Plan(NamedTuple):
@@ -78,16 +76,11 @@ async def _modest(gateway: GatewayProcess, topic: str, clients: int, rate: float
         protocol, pace = PROTOCOLS[number % len(PROTOCOLS)], Pace(1, rate, phase=1 - number / clients)
         senders[await _connect(gateway, protocol, topic, [b"x"] * messages, pace)] = protocol
 
-    async def push() -> None:
-        while True:
-            for sender in senders:
-                sender.push()
-            await asyncio.sleep(_TICK_S)
-
     for sender in senders:
         sender.pace.start()
-    async with beside(push()):
-        await asyncio.gather(*(one.finished for one in senders))
+    for error in await until_finished(senders, paced=True):
+        if error is not None:
+            raise error
     waits = {protocol: Latencies() for protocol in PROTOCOLS}
     for sender, protocol in senders.items():
         waits[protocol].merge(sender.latencies)

@@ -61,7 +61,8 @@ async def _assault(stand: Stand, gateway: GatewayProcess, attacks: Callable[[flo
         before = await settled(stand, gateway, idle, POOLED)
         await attacks(1 - WARM_UP)
         after = await settled(stand, gateway, before, POOLED)
-        stand.flat("memory", [before.resident, after.resident], 0, GROWTH)
+        grown = after.resident - before.resident
+        stand.check(grown <= GROWTH, f"memory: {before.resident:,}, then {after.resident:,}")
     stand.row(**{
         "honest": sum(load.answers.values()), "honest p99 ms": load.latencies.milliseconds(99),
         "descriptors": f"{before.descriptors} -> {after.descriptors}", "tasks": f"{before.tasks} -> {after.tasks}",

@@ -12,59 +12,22 @@ down: nothing below them may be delivered to a later gateway. What was accepted 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from loadtest.clients.kept.amqp import KeptReceiver, KeptSender
 from loadtest.clients.kept.mqtt import KeptPublisher, KeptSubscriber
 from loadtest.clients.kept.paho import PahoPublisher, PahoSubscriber
 from loadtest.clients.kept.proton_links import ProtonReceiver, ProtonSender
 from loadtest.engine.command import Scenario
-from loadtest.engine.rounds import Book, Chaos, Rounds
+from loadtest.engine.rounds import Book, Plan, Rounds
 from loadtest.engine.stand import Stand
 from loadtest.verify import Arrivals
-
-
-class Plan(NamedTuple):
-    """Parameters; times in seconds.
-
-    Attributes:
-        protocol: of the clients.
-        kills: number of kills.
-        senders: MQTT: of each QoS, plus one Paho client of each; AMQP: plus one proton client.
-        subscribers: MQTT: of each QoS, plus one Paho client.
-        rate: messages per second of one sender.
-        window: unacknowledged messages per sender.
-        between: longest time between progress after a start and the next kill.
-        early: share of kills that do not wait for the start to be finished.
-        patient: share of kills that wait until every subscriber is served.
-        broker: AMQP: share of kills of the broker, half of them together with the gateway.
-        grace: AMQP: time from a client's acceptance to its commit, in addition to the commit interval.
-        seed: of all random choices.
-    """
-
-    protocol: Literal["mqtt", "amqp"] = "mqtt"
-    kills: int = 30
-    senders: int = 2
-    subscribers: int = 1
-    rate: float = 200.0
-    window: int = 20
-    between: float = 1.5
-    early: float = 0.2
-    patient: float = 0.5
-    broker: float = 0.25
-    grace: float = 1.5
-    seed: int = 0
-
-    @property
-    def chaos(self) -> Chaos:
-        """What the engine needs of it."""
-        return Chaos(**{name: getattr(self, name) for name in Chaos._fields})
 
 
 async def run(stand: Stand, plan: Plan) -> None:
     """Kill, settle, compare."""
     async with stand.gateway() as gateway:
-        rounds = Rounds(gateway, plan.chaos, stand.say, stand.host if plan.protocol == "amqp" else None)
+        rounds = Rounds(gateway, plan, stand.say, stand.host if plan.protocol == "amqp" else None)
         await rounds.create_topic()
         (_add_mqtt if plan.protocol == "mqtt" else _add_amqp)(rounds, plan)
         stand.row(**await rounds.run(), starts=gateway.starts)

@@ -18,30 +18,26 @@ from typing import Any, Final, Literal, NamedTuple
 
 import aiohttp
 
-from loadtest.beside import beside, in_turn
+from loadtest.beside import beside, in_turn, until
 from loadtest.clients import amqp_wire
 from loadtest.clients.amqp_wire import GREETING, SASL_OUTCOME, attach_receiver, attach_sender
 from loadtest.clients.crowd.opening import Opening, Step, opened
 from loadtest.clients.kept.mqtt import EXPIRY_S, KeptSubscriber
-from loadtest.clients.mqtt import Publisher, publishes
+from loadtest.clients.mqtt import DISCONNECT, Publisher, publishes
 from loadtest.clients.mqtt_wire import connect_packet, subscribe_packet
 from loadtest.clients.pace import Pace
+from loadtest.clients.talk import CONNACK, SUBACK
 from loadtest.clients.topics import create_topic
 from loadtest.engine.command import Scenario
 from loadtest.engine.stand import Stand
 from loadtest.engine.steady import Steady, send_and_verify
-from loadtest.engine.waiting import until
 from loadtest.gateway import GatewayProcess, loop_cpu, process_cpu, process_resident
 from loadtest.numbering import Numbering
 from loadtest.verify import Arrivals, Ledger
 
 SETTINGS: Final = {"TRIVIUM_AMQP__IDLE_TIMEOUT_S": "1800"}
 """The gateway's settings: the connections are silent while they are measured."""
-CONNACK, SUBACK = 0x20, 0x90
-DISCONNECT: Final = b"\xe0\x00"
 LIMIT_S: Final = 120.0
-AT_ONCE: Final = 50
-RETURNING_AT_ONCE: Final = 50
 
 
 class Crowd(NamedTuple):
@@ -113,7 +109,7 @@ async def memory(stand: Stand, plan: Crowd) -> None:
 
         kinds = KINDS[plan.protocol]
         for kind in kinds:  # all stay open, so that none reuses the freed memory of another
-            await in_turn(range(plan.warm_up), partial(connect, kind), AT_ONCE)
+            await in_turn(range(plan.warm_up), partial(connect, kind))
         for kind in kinds:
             numbers = range(plan.warm_up, plan.warm_up + plan.connections)
             await _weigh(
@@ -167,7 +163,7 @@ async def _sessions(stand: Stand, gateway: GatewayProcess, plan: Crowd) -> None:
     async def publish() -> None:
         payloads = [numbering.payload(0, sequence, plan.payload) for sequence in range(plan.backlog)]
         packets = publishes(f"{topic}/news", payloads)
-        publisher = Publisher(f"{topic}-publisher", packets, Pace(50, None), ledger_of(ledger))
+        publisher = Publisher(f"{topic}-publisher", packets, Pace(50, None), partial(ledger.acknowledge_run, 0))
         await publisher.join(address)
         publisher.start()
         await publisher.finished
@@ -175,7 +171,7 @@ async def _sessions(stand: Stand, gateway: GatewayProcess, plan: Crowd) -> None:
 
     async def come_back() -> None:
         both = zip(kept, books, strict=True)
-        await in_turn(both, lambda pair: _served(pair[0], lambda: pair[1].total >= plan.backlog), RETURNING_AT_ONCE)
+        await in_turn(both, lambda pair: _served(pair[0], lambda: pair[1].total >= plan.backlog))
 
     await in_turn(range(-plan.warm_up, 0), make)
     before = await _weigh(stand, gateway, plan.settle, ("offline session", plan.sessions), leave())
@@ -184,11 +180,6 @@ async def _sessions(stand: Stand, gateway: GatewayProcess, plan: Crowd) -> None:
     for one, book in zip(kept, books, strict=True):
         problems = [*one.faults, *book.verdict(ledger).problems(once=True)]
         stand.problems += [f"{one.client_id}: {problem}" for problem in problems]
-
-
-def ledger_of(ledger: Ledger, sender: int = 0) -> Any:
-    """Return what records a sender's acknowledgements."""
-    return partial(ledger.acknowledge_run, sender)
 
 
 async def _served(one: KeptSubscriber, is_done: Any) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import time
 from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 
+from loadtest.beside import until
 from loadtest.clients.topics import create_topic
 from loadtest.engine.command import Scenario
 from loadtest.engine.load import Load, Stored, Terms
 from loadtest.engine.stand import Stand
 from loadtest.engine.steady import PROTOCOLS
-from loadtest.engine.waiting import until
 from loadtest.faults.balancer import Balancer, balancing
 from loadtest.gateway import GatewayProcess
 from loadtest.report import Latencies
@@ -153,12 +154,7 @@ async def _probe(bootstrap: str, topic: str, round_trips: Latencies) -> None:
 
 def _fullest(times: list[float]) -> int:
     """Return the most times within one second."""
-    most = first = 0
-    for number, at in enumerate(times):
-        while at - times[first] >= 1.0:
-            first += 1
-        most = max(most, number - first + 1)
-    return most
+    return max((bisect.bisect_left(times, at + 1.0) - first for first, at in enumerate(times)), default=0)
 
 
 SCENARIOS = (

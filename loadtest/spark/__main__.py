@@ -10,9 +10,9 @@ import sys
 import uvloop
 
 from loadtest.engine.command import parser_of, until_signal
-from loadtest.spark import large, latency, proofs, rates, state
+from loadtest.spark import latency, proofs, rates
 
-MODULES = (rates, large, latency, proofs, state)
+MODULES = (rates, latency, proofs)
 
 
 def main() -> None:

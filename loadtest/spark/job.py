@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from loadtest.gateway import process_cpu
+from loadtest.gateway import children, process_cpu
 from loadtest.spark.readings import Topics
 from loadtest.start import Child, start_process
 
@@ -100,17 +100,7 @@ class Job(Child):
 
     def cpu(self) -> float:
         """Return the CPU seconds of the job and its JVM so far (Linux)."""
-        return sum(process_cpu(process) for process in (self.pid, *self._children()))
-
-    def most_resident(self) -> int:
-        """Return the peak resident memory of its JVM, bytes (Linux)."""
-        peaks = [
-            Path(f"/proc/{child}/status").read_text().partition("VmHWM:")[2].split()[0] for child in self._children()
-        ]
-        return max(map(int, peaks)) * 1024
-
-    def _children(self) -> list[int]:
-        return [int(child) for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        return sum(process_cpu(process) for process in (self.pid, *children(self.pid)))
 
     def batches(self) -> list[dict[str, Any]]:
         """Return the reports of non-empty batches of all its runs."""

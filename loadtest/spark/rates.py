@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
+from aiokafka import AIOKafkaProducer
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -27,7 +28,6 @@ from gateway.embedded.jars import ensure_jars
 from loadtest.engine.command import Scenario
 from loadtest.engine.stand import Stand
 from loadtest.gateway import process_cpu
-from loadtest.spark.filling import fill, in_turn
 from loadtest.spark.readings import Topics, make_topics
 from spark_sinks.jobs import max_temperature
 from spark_sinks.read.sources import kafka_stream
@@ -41,6 +41,9 @@ from spark_sinks.transforms.results import good
 SENSORS: Final = 1_000
 STEP_MS: Final = 20
 PARTITIONS: Final = 3
+BATCH_BYTES: Final = 1 << 19
+HEADERS: Final = [("content-type", b"application/json"), ("mqtt-topic", b"sensors/a"), ("mqtt-qos", b"1")]
+"""Similar to the gateway's."""
 AT_ONCE: Final = 100_000  # the most records of a micro-batch
 WARM_UP: Final = 200_000
 LOOK_S: Final = 0.2
@@ -126,7 +129,7 @@ async def run(stand: Stand, plan: Plan) -> None:
     warm, topics = await make_topics(bootstrap, PARTITIONS), await make_topics(bootstrap, PARTITIONS)
     began = time.monotonic()
     for topic, count in ((warm.source, min(WARM_UP, plan.readings)), (topics.source, plan.readings)):
-        await fill(bootstrap, topic, PARTITIONS, in_turn(count, SENSORS, STEP_MS))
+        await fill(bootstrap, topic, count)
     stand.say(f"filled with {plan.readings:,} readings in {time.monotonic() - began:.0f} s")
     spark = session(
         "rates", master="local[2]", jars=ensure_jars("spark"), log_level="ERROR", driver_memory="2g",
@@ -161,6 +164,23 @@ async def run(stand: Stand, plan: Plan) -> None:
         wanted = least.get(name, 0)
         stand.check(median(found) >= wanted, f"{name}: {median(found):,.0f}, at least {wanted:,.0f} were expected")
     spark.stop()
+
+
+async def fill(bootstrap: str, topic: str, count: int) -> None:
+    """Write readings of the sensors in turn, the last one now, in batches: single sends would take minutes."""
+    begin = int(time.time() * 1000) - count * STEP_MS
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, max_batch_size=BATCH_BYTES, acks=1) as producer:
+        for partition in range(PARTITIONS):
+            batch = producer.create_batch()
+            for number in (one for one in range(count) if one % SENSORS % PARTITIONS == partition):
+                at, key = begin + number * STEP_MS, b"s%d" % (number % SENSORS)
+                value = b'{"temperature": %.1f, "time": %d, "sent": %d}' % (number % 61 / 2, at, at + 3)
+                while batch.append(key=key, value=value, timestamp=at, headers=HEADERS) is None:
+                    await producer.send_batch(batch, topic, partition=partition)
+                    batch = producer.create_batch()
+            if batch.record_count():
+                await producer.send_batch(batch, topic, partition=partition)
+        await producer.flush()
 
 
 def _steps(spark: SparkSession, bootstrap: str) -> dict[str, Start]:

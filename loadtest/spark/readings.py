@@ -8,8 +8,8 @@ import time
 from typing import Final, NamedTuple
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from loadtest.clients.topics import create_topic
 from loadtest.verify import stored
 
 WINDOW_MS: Final = 5_000
@@ -47,15 +47,9 @@ async def make_topics(bootstrap: str, partitions: int = 3, *, compacted: bool = 
     """Create new topics; with `compacted`, the topic of the results is compacted."""
     name = f"readings-{time.time_ns()}"
     topics = Topics(name, f"{name}-maximum", f"{name}-dlq")
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        settings = {topic: {"retention.ms": "-1"} for topic in topics}
-        if compacted:
-            settings[topics.target] = {"cleanup.policy": "compact"}
-        await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=settings[name]) for name in topics])
-    finally:
-        await admin.close()
+    for topic in topics:
+        kept = {"cleanup.policy": "compact"} if compacted and topic == topics.target else {"retention.ms": "-1"}
+        await create_topic(bootstrap, topic, partitions, configs=kept)
     return topics
 
 

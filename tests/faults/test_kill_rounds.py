@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.engine.rounds import COMMIT_INTERVAL_S
+from loadtest.engine.rounds import COMMIT_INTERVAL_S, Plan
 from loadtest.engine.stand import Stand
-from loadtest.scenarios.kills import Plan, run
+from loadtest.scenarios.kills import run
 
 
 @pytest.mark.timeout(400)

@@ -9,11 +9,10 @@ from aiokafka import AIOKafkaProducer
 
 from loadtest.clients.topics import create_topic
 from loadtest.engine.load import Load, Terms
-from loadtest.engine.rounds import Book, Rounds
+from loadtest.engine.rounds import Book, Plan, Rounds
 from loadtest.engine.steady import PROTOCOLS
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Number, Numbering
-from loadtest.scenarios.kills import Plan
 from loadtest.verify import Arrivals, Ledger
 
 WHOLE = [0, 1, 2, 3, 4]
@@ -31,7 +30,7 @@ async def judged(bootstrap: str, tmp_path: Path, stored: list[int], delivered: l
     """Return what `kills` finds: one sender at QoS 2 whose five messages are acknowledged, and one subscriber."""
     gateway = GatewayProcess(tmp_path, bootstrap)
     gateway.addresses = {"kafka": bootstrap}
-    rounds = Rounds(gateway, Plan().chaos, print)
+    rounds = Rounds(gateway, Plan(), print)
     rounds.exact = {0}
     await rounds.create_topic()
     await store(bootstrap, rounds.topic, rounds.numbering, stored)

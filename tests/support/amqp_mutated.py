@@ -15,8 +15,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from loadtest.clients.amqp_messages import many_keys, typical
-from loadtest.clients.amqp_shapes import CAPTURED, shapes
+from loadtest.clients.amqp_messages import CAPTURED, many_keys, shapes, typical
 from mapping.amqp import incoming
 from mapping.amqp._native import to_record
 from mapping.amqp.incoming import AmqpDestination, Unmappable, gateway_headers

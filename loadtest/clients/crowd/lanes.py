@@ -16,6 +16,7 @@ from loadtest.clients.amqp_messages import minimal
 from loadtest.clients.amqp_receiver import Receiver
 from loadtest.clients.connection import join
 from loadtest.clients.pace import Pace
+from loadtest.clients.rest import TEXT_RECORDS
 from loadtest.clients.sender import Sender
 from loadtest.clients.topics import store
 from loadtest.gateway import GatewayProcess
@@ -23,7 +24,6 @@ from loadtest.gateway import GatewayProcess
 WINDOW: Final = 500
 SENDERS: Final = 3
 BATCH: Final = 50  # records per HTTP request
-_MEDIA: Final = "application/vnd.kafka.text.v2+json"
 
 
 class Limit(NamedTuple):
@@ -110,7 +110,7 @@ async def _http_in(lane: Lane) -> AsyncIterator[None]:
 
     async def post(http: aiohttp.ClientSession) -> None:
         while True:
-            async with http.post(f"/topics/{lane.topic}", data=body, headers={"Content-Type": _MEDIA}) as answer:
+            async with http.post(f"/topics/{lane.topic}", data=body, headers={"Content-Type": TEXT_RECORDS}) as answer:
                 await answer.read()
                 if await _allowed(answer):
                     lane.took(len(body))
@@ -182,7 +182,7 @@ async def _pages_out(lane: Lane) -> AsyncIterator[None]:
         position = "beginning"
         while True:
             path = f"/topics/{lane.topic}/records?limit=10000&from={position}"
-            async with http.get(path, headers={"Accept": _MEDIA}) as answer:
+            async with http.get(path, headers={"Accept": TEXT_RECORDS}) as answer:
                 page = await answer.read()
                 if await _allowed(answer):
                     lane.took(len(page))

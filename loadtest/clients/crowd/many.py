@@ -30,7 +30,7 @@ from loadtest.clients.amqp_wire import (
     transfer,
     uint,
 )
-from loadtest.clients.mqtt_wire import connect_packet, packet, publish_packet, subscribe_packet, text, varint
+from loadtest.clients.mqtt_wire import connect_packet, packet, publish_packet, subscribe_packet, text
 from loadtest.clients.talk import PUBACK, PUBCOMP, PUBREC, SUBACK, AmqpTalk, MqttTalk
 from loadtest.clients.topics import create_topic
 from loadtest.gateway import GatewayProcess
@@ -204,8 +204,7 @@ class Many:
     async def _properties(self, count: int) -> None:
         talk = await self._mqtt("properties")
         properties = b"".join(b"\x26" + text(f"name-{number}") + text("value") for number in range(count))
-        body = text(f"{self.topic}/properties") + struct.pack(">H", 1) + varint(len(properties)) + properties + b"x"
-        await talk.ask([packet(0x32, body)], PUBACK)
+        await talk.ask([publish_packet(f"{self.topic}/properties", b"x", 1, 1, properties=properties)], PUBACK)
         talk.drop()
 
     async def _subscribes(self, count: int) -> None:
@@ -247,13 +246,8 @@ class Many:
         talk.drop()
 
     async def _wills(self, count: int) -> None:
-        def connect(number: int) -> bytes:
-            body = text("MQTT") + bytes((5, 0x02 | 0x04 | 0x08)) + struct.pack(">H", 60) + b"\0"
-            body += text(f"{self._run}-will-{number}") + b"\0" + text(f"{self.topic}/will") + text("gone")
-            return packet(0x10, body)
-
-        address = self._gateway.address("mqtt")
-        await self._crowd(count, lambda number: MqttTalk.open(address, connect(number)), MqttTalk.drop)
+        will = (f"{self.topic}/will", b"gone")
+        await self._crowd(count, lambda number: self._mqtt(f"will-{number}", will=will), MqttTalk.drop)
 
     async def _sessions(self, count: int) -> None:
         """Make sessions that expire after a second, all left at the same moment."""

@@ -13,13 +13,13 @@ import aiohttp
 
 from loadtest.beside import beside
 from loadtest.clients import amqp_receiver, mqtt
-from loadtest.clients.connection import join
+from loadtest.clients.connection import Connection, join
+from loadtest.clients.http_wire import CONTROL
+from loadtest.clients.rest import TEXT_RECORDS
 from loadtest.gateway import GatewayProcess
 from loadtest.numbering import Numbering
 from loadtest.verify import Arrivals
 
-RECORDS: Final = "application/vnd.kafka.text.v2+json"
-CONSUMERS: Final = "application/vnd.kafka.v2+json"
 READ_BYTES: Final = 1 << 20
 
 
@@ -67,12 +67,8 @@ class Readers:
     async def subscriber(self, topic: str, prefix: str, reader: Reader) -> AsyncIterator[None]:
         """Subscribe at QoS 1."""
         one = mqtt.Subscriber(f"{prefix}-s", f"{topic}/#", 1, reader.take)
-        await join(one, self._gateway.address("mqtt"))
-        await asyncio.wait_for(asyncio.shield(one.subscribed), self._patience)
-        try:
+        async with self._joined(one, "mqtt", one.subscribed):
             yield
-        finally:
-            one.close()
 
     @contextlib.asynccontextmanager
     async def receiver(self, topic: str, prefix: str, reader: Reader) -> AsyncIterator[None]:
@@ -80,8 +76,13 @@ class Readers:
         one = amqp_receiver.Receiver(
             f"{prefix}-r", topic, size=self._size, on_message=lambda payload, _: reader.take(payload)
         )
-        await join(one, self._gateway.address("amqp"))
-        await asyncio.wait_for(asyncio.shield(one.attached), self._patience)
+        async with self._joined(one, "amqp", one.attached):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _joined(self, one: Connection, protocol: str, ready: asyncio.Future[Any]) -> AsyncIterator[None]:
+        await join(one, self._gateway.address(protocol))
+        await asyncio.wait_for(asyncio.shield(ready), self._patience)
         try:
             yield
         finally:
@@ -125,12 +126,12 @@ class Readers:
         async with self._http(60) as http:
             options = {"name": "soak", "format": "text", "auto.offset.reset": "earliest"}
             for path, value in ((f"/consumers/{topic}", options), (f"{place}/assignments", {"partitions": partitions})):
-                async with http.post(path, json=value, headers={"Content-Type": CONSUMERS}) as answer:
+                async with http.post(path, json=value, headers={"Content-Type": CONTROL}) as answer:
                     answer.raise_for_status()
 
             async def poll() -> None:
                 while True:
-                    async with http.get(f"{place}/records?timeout=1000", headers={"Accept": RECORDS}) as answer:
+                    async with http.get(f"{place}/records?timeout=1000", headers={"Accept": TEXT_RECORDS}) as answer:
                         answer.raise_for_status()
                         records: list[Any] = await answer.json(content_type=None)
                     for one in self._polling:

@@ -23,21 +23,8 @@ else:
 
 RECORDS: Final = "application/vnd.kafka.{}.v2+json"
 NOISE: Final = (
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b'"',
-    b"\\",
-    b",",
-    b":",
-    b"\x00",
-    b"\xff",
-    b"\xed\xa0\x80",
-    b"1e999",
-    b"null",
-    b"-0",
-)
+    b"{", b"}", b"[", b"]", b'"', b"\\", b",", b":", b"\x00", b"\xff", b"\xed\xa0\x80", b"1e999", b"null", b"-0",
+)  # fmt: skip
 DEEP: Final = 60_000
 FOREIGN: Final = frozenset({"Origin: null", "Origin: https://evil.example", "Sec-Fetch-Site: cross-site"})
 LARGE: Final = 300_000

@@ -8,7 +8,6 @@ import contextlib
 import gzip
 import itertools
 import secrets
-import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
@@ -19,8 +18,8 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
-from loadtest.clients.mqtt_wire import packet, publish_packet, subscribe_packet, text, varint
-from loadtest.clients.talk import SUBACK, MqttTalk
+from loadtest.clients.mqtt_wire import connect_packet, publish_packet, subscribe_packet, text
+from loadtest.clients.talk import PUBACK, SUBACK, MqttTalk
 from loadtest.gateway import GatewayProcess
 
 TOPIC: Final = "house"
@@ -43,16 +42,6 @@ def bad_batch(number: int) -> bytes:
     headers = [(_Name("x"), b"1")] if number % 2 else [(f"h{index}", b"1") for index in range(PROPERTIES)]
     builder.append(0, int(time.time() * 1000), b"k", b"bad", headers)
     return bytes(builder.build())
-
-
-def connect(client_id: str, *, expiry_s: int = 0, will: bytes = b"") -> bytes:
-    """Return an MQTT 5 CONNECT with a will."""
-    properties = struct.pack(">BI", 0x11, expiry_s) if expiry_s else b""
-    body = text("MQTT") + bytes((5, 0x02 | (0x04 if will else 0))) + struct.pack(">H", 60)
-    body += varint(len(properties)) + properties + text(client_id)
-    if will:
-        body += varint(0) + text(f"{TOPIC}/will") + struct.pack(">H", len(will)) + will
-    return packet(0x10, body)
 
 
 class Strangers:
@@ -103,24 +92,24 @@ class Strangers:
             talk.drop()
 
     async def _flood(self) -> None:
-        async with self._client(connect(f"flood-{next(self._numbers) % 50}")) as talk:
+        async with self._client(connect_packet(f"flood-{next(self._numbers) % 50}")) as talk:
             talk.writer.write(publish_packet(f"{TOPIC}/flood", b"x" * 100, 0) * 200)
             await talk.writer.drain()
 
     async def _will(self) -> None:
-        hello = connect(f"w-{secrets.token_hex(6)}", expiry_s=60, will=secrets.token_bytes(WILL_BYTES))
+        will = (f"{TOPIC}/will", secrets.token_bytes(WILL_BYTES))
+        hello = connect_packet(f"w-{secrets.token_hex(6)}", session_expiry_s=60, will=will)
         async with self._client(hello):
             pass
 
     async def _share(self) -> None:
-        async with self._client(connect(f"s-{secrets.token_hex(6)}")) as talk:
+        async with self._client(connect_packet(f"s-{secrets.token_hex(6)}")) as talk:
             await talk.ask([subscribe_packet(1, [(f"$share/{secrets.token_hex(4)}/{TOPIC}/#", 1)])], SUBACK)
 
     async def _properties(self) -> None:
         properties = (b"\x26" + text("name") + text("value")) * PROPERTIES
-        body = text(f"{TOPIC}/x") + struct.pack(">H", 1) + varint(len(properties)) + properties + b"x"
-        async with self._client(connect(f"p-{next(self._numbers) % 50}")) as talk:
-            await talk.ask([packet(0x32, body)], 0x40)
+        async with self._client(connect_packet(f"p-{next(self._numbers) % 50}")) as talk:
+            await talk.ask([publish_packet(f"{TOPIC}/x", b"x", 1, 1, properties=properties)], PUBACK)
 
     async def _headers(self) -> None:
         record: dict[str, Any] = {"value": 1}

@@ -10,13 +10,15 @@ from __future__ import annotations
 import abc
 import asyncio
 import struct
-import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
+
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from loadtest.clients.kept.lasting import LastingClient, Messages, NumberedSender
+from loadtest.clients.mqtt import DISCONNECT, PUBACK, PUBCOMP, PUBREC, PUBREL
 from loadtest.clients.mqtt_wire import (
-    RECEIVE_MAXIMUM,
     Splitter,
     connect_packet,
     packet,
@@ -27,22 +29,12 @@ from loadtest.clients.mqtt_wire import (
 
 EXPIRY_S: Final = 3600
 _FOUND, _NOT_FOUND = 0x00, 0x92
-PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
-
-
-class Event(NamedTuple):
-    """An event of one message at one client, kept to explain messages that went wrong."""
-
-    at: float
-    what: str
-    packet_id: int
-    connection: int
 
 
 class KeptClient(LastingClient):
     """A client with a session."""
 
-    closing = b"\xe0\x00"
+    closing = DISCONNECT
     sign_of_life = b"\xc0\x00"
 
     def __init__(self, address: tuple[str, int], client_id: str, *, receive_maximum: int | None = None) -> None:
@@ -102,21 +94,10 @@ class KeptClient(LastingClient):
 
 
 def _receive_maximum(connack: bytes) -> int:
-    """Return the Receive Maximum of a CONNACK, or its default."""
-    widths = {0x11: 4, 0x21: 2, 0x24: 1, 0x25: 1, 0x27: 4, 0x22: 2, 0x28: 1, 0x29: 1, 0x2A: 1, 0x13: 2}
-    length, at = read_varint(connack, 2)
-    end = at + length
-    while at < end:
-        kind = connack[at]
-        at += 1
-        if kind == RECEIVE_MAXIMUM:
-            return int(struct.unpack_from(">H", connack, at)[0])
-        if kind in widths:
-            at += widths[kind]
-        else:  # strings; a user property has two
-            for _ in range(2 if kind == 0x26 else 1):
-                at += 2 + int(struct.unpack_from(">H", connack, at)[0])
-    return 65535
+    """Return the Receive Maximum of a CONNACK, or its default (3.2.2.3.3)."""
+    properties = Properties(PacketTypes.CONNACK)  # type: ignore[no-untyped-call]
+    properties.unpack(connack[2:])  # type: ignore[no-untyped-call]
+    return int(getattr(properties, "ReceiveMaximum", 65535))
 
 
 class _Outgoing:
@@ -135,10 +116,9 @@ class KeptPublisher(NumberedSender, KeptClient):
     def __init__(
         self, address: tuple[str, int], client_id: str, topic: str, messages: Messages, *, qos: int, again: bool = True
     ) -> None:
-        """With `again`, refused messages are sent again under another identifier, and events are recorded."""
+        """With `again`, refused messages are sent again under another identifier."""
         super().__init__(address, client_id)
         self.messages = messages
-        self.histories: dict[int, list[Event]] = {}
         self.qos = qos
         self._again = again
         self._topic = f"{topic}/{messages.key}"
@@ -167,21 +147,13 @@ class KeptPublisher(NumberedSender, KeptClient):
             self.write(bytes(out))
 
     def _publish(self, identifier: int, sequence: int, *, dup: bool) -> bytes:
-        self._note(sequence, "PUBLISH DUP" if dup else "PUBLISH", identifier)
         return publish_packet(self._topic, self.messages.payload(sequence), self.qos, identifier, dup=dup)
-
-    def _note(self, sequence: int, what: str, identifier: int) -> None:
-        if not self._again:
-            return
-        history = self.histories.setdefault(sequence, [])
-        history.append(Event(time.time(), what, identifier, self.connects))
 
     def _resume(self, present: bool, receive_maximum: int) -> None:
         self._room = min(self.messages.window, receive_maximum)
         out = bytearray()
         for identifier, one in list(self._outgoing.items()):
             if one.released and present:
-                self._note(one.sequence, "PUBREL again", identifier)
                 out += struct.pack(">BBH", PUBREL, 2, identifier)
             elif one.released:
                 # The session is lost, and the exchange with it; the message itself was received (section 4.3.3).
@@ -204,7 +176,6 @@ class KeptPublisher(NumberedSender, KeptClient):
                 self.write(struct.pack(">BBHB", PUBREL, 3, identifier, _NOT_FOUND))
             self.faults.append(f"{name} for the unknown identifier {identifier}")
             return
-        self._note(one.sequence, f"{name} 0x{code:02x}" if code else name, identifier)
         if (first == PUBACK) is not (self.qos == 1) or (first == PUBCOMP and not one.released):
             self.faults.append(f"{name} at QoS {self.qos} for {identifier}")
         elif first != PUBCOMP and code >= 0x80:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.clients.amqp_shapes import CAPTURED, shapes
+from loadtest.clients.amqp_messages import CAPTURED, shapes
 from mapping.amqp import body as amqp_body
 from mapping.amqp.incoming import AmqpDestination, Unmappable, gateway_headers, to_record
 from mapping.amqp.outgoing import from_record

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.clients.amqp_messages import FORMS, encodings, jms_text, many_keys, minimal, typical
-from loadtest.clients.amqp_shapes import CAPTURED, shapes
+from loadtest.clients.amqp_messages import CAPTURED, FORMS, encodings, jms_text, many_keys, minimal, shapes, typical
 from mapping.amqp import incoming
 from mapping.amqp._native import from_records, to_record, to_records
 from mapping.amqp.incoming import AmqpDestination, gateway_headers
