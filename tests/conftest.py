@@ -29,7 +29,7 @@ from gateway.embedded.class_archive import archive_options, archive_path
 from gateway.embedded.jars import cache_directory, ensure_jars
 from gateway.embedded.java import find_java
 from gateway.kafka.driver.probe import broker_answers
-from tests.support import hung, leftovers, one_loop
+from tests.support import contained, hung, leftovers, one_loop
 from tests.support.by_file import ByFile, longest_first
 from tests.support.forks import forks
 from tests.support.gateway import GatewayProcess
@@ -54,9 +54,8 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # By default structlog shows the local variables of every frame of an exception, which took a test half a minute.
-structlog.configure(
-    processors=[*structlog.get_config()["processors"][:-1], ConsoleRenderer(exception_formatter=plain_traceback)]
-)
+RENDERER = ConsoleRenderer(exception_formatter=plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], contained.note, RENDERER])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -271,3 +270,10 @@ def logged() -> Iterator[list[MutableMapping[str, Any]]]:
     """The lines that the product's code in this process logs: `event`, `log_level`, and the facts by name."""
     with capture_logs() as lines:
         yield lines
+
+
+@pytest.fixture(autouse=True)
+def _no_assertion_is_contained() -> Iterator[None]:
+    yield
+    if error := contained.take():
+        raise error
