@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from aiokafka import errors
+from aiokafka import TopicPartition, errors
 
 from gateway.kafka.driver.produce.request_pace import RequestPace
 from gateway.kafka.driver.produce.turn_requests import TurnRequests
@@ -196,3 +196,18 @@ async def test_a_producer_that_is_retired_without_users_is_closed(bootstrap, new
         assert leased.users == 0
         await k.until(lambda: "v" in owner.fates)
         assert owner.outcomes()["v"] is Outcome.UNKNOWN_TOPIC
+
+
+async def test_after_two_billion_records_sequence_numbers_begin_again(bootstrap, new_topic, kit):
+    topic = await new_topic(partitions=2)
+    async with kit(bootstrap) as k:
+        owner = k.recorder()
+        k.submit(Record(topic, None, b"v", partition=0), owner, "connected")
+        await k.until(lambda: owner.fates)
+        numbers = k.publisher._producers.current._producer._txn_manager
+        numbers._sequence_numbers[TopicPartition(topic, 1)] = 2**31 - 2
+        for number in range(4):
+            k.submit(Record(topic, None, b"v", partition=1), owner, number)
+            await k.until(lambda number=number: number in owner.fates)
+        assert set(owner.outcomes().values()) == {Outcome.STORED}
+        assert k.publisher.statistics().producers == 1
