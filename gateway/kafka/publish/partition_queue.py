@@ -165,7 +165,12 @@ class PartitionQueue:
             return
         leased = self.context.producers.current
         usual = self.topic.gone is None and self.context.fence.is_open and not self._has_given_up()
-        if leased is not None and usual and leased.requests.offer(self):
+        try:
+            offered = leased is not None and usual and leased.requests.offer(self)
+        except Exception as error:  # a bug must neither stop the partition nor those that are answered with it
+            failures.report("partition", error, f"{self.topic.name}-{self.number}")
+            offered = False
+        if offered:
             self._step(Step.OFFER)
             self._leased = leased
         else:
@@ -191,7 +196,12 @@ class PartitionQueue:
         if self.topic.gone is not None or not self.context.fence.allows(self.topic.name):
             self.go_alone()
             return None
-        batch = self._take_next()
+        try:
+            batch = self._take_next()
+        except Exception as error:  # a bug: the batches of other partitions are in the same request
+            failures.report("partition", error, f"{self.topic.name}-{self.number}")
+            self.go_alone()
+            return None
         self._step(Step.EMPTY if batch is None else Step.TAKE)
         return batch
 
@@ -230,6 +240,8 @@ class PartitionQueue:
             if not self.in_flight:
                 self._take_next()
             await self._deliver()
+            while self._is_late() and self._take_next() is not None:
+                await self._deliver()
         except Exception as error:  # a bug: the batches in flight still get a definite outcome
             failures.report("partition", error, f"{self.topic.name}-{self.number}")
             while self.in_flight:
@@ -265,6 +277,9 @@ class PartitionQueue:
                 continue
             elif self.topic.gone is not None:
                 self._settle(batch, self.topic.gone, -1, f"topic {self.topic.name} is gone or forbidden")
+                continue
+            elif deadline <= self.context.clock():  # handed over now, it would be stored although this was told
+                self._settle(batch, Outcome.BUSY, -1, "Kafka did not answer in time")
                 continue
             try:
                 async with asyncio.timeout_at(deadline) as self._timeout:
@@ -342,6 +357,11 @@ class PartitionQueue:
     def _is_in_flight(self, batch: WrittenBatch) -> bool:
         """Whether the batch is still the one in flight, and not withdrawn."""
         return bool(self.in_flight) and self.in_flight[0] is batch
+
+    def _is_late(self) -> bool:
+        """Whether the next batch has waited for as long as it may."""
+        batch = self.next_batch()
+        return batch.count > 0 and batch.born + self.context.config.delivery_timeout_s <= self.context.clock()
 
     def _move_timeout(self, at: float | None) -> None:
         """Move the timeout of the batch in flight, unless it is over already; None suspends it."""

@@ -134,6 +134,8 @@ class Producers(msgspec.Struct, eq=False):
             self._retired[leased] = None
             self._former_waits += leased.requests.waits
             leased.requests.leave_all_alone()
+            if leased.users == 0:
+                self._retired[leased] = self._spawn(self._close(leased))
 
     async def _close(self, leased: PublishingProducer) -> None:
         # By force: batches that aiokafka still has were given up, and could be stored after later ones in a re-created

@@ -466,7 +466,7 @@ class Publisher:
     def _settle(self, batch: Batch, topic: str, result: Result, base: int) -> None:
         """Settle a batch: call its owners, count it, release its budgets."""
         if result.outcome is Outcome.STORED and base >= 0:
-            self.stored(topic, result.partition, base + batch.count)
+            failures.guard("live reader", self.stored, topic, result.partition, base + batch.count)
         self._settlement.settle(batch, topic, result, base, self._clock())
         self.budgets.forget(topic)
         self._check_drained()

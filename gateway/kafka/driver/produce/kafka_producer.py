@@ -10,6 +10,7 @@ import aiokafka.producer.producer
 from aiokafka import AIOKafkaProducer, TopicPartition, errors
 from aiokafka.client import CoordinationType
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator
+from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.structs import RecordMetadata
 
 from gateway.kafka.driver.brokers import end_update
@@ -66,6 +67,15 @@ class PacedAccumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka ca
             self._waiter_future.set_result(None)
 
 
+class WrappingNumbers(TransactionManager):  # type: ignore[misc]  # aiokafka carries no types
+    """A producer's sequence numbers. After 2**31 - 1 comes 0; aiokafka's own become negative, which brokers refuse."""
+
+    def increment_sequence_number(self, tp: TopicPartition, increment: int) -> None:
+        """Count the records of a batch."""
+        self._sequence_numbers[tp] = (self._sequence_numbers[tp] + increment) % 2**31
+
+
+aiokafka.producer.producer.TransactionManager = WrappingNumbers
 aiokafka.producer.producer.MessageAccumulator = PacedAccumulator  # aiokafka has no parameter for it
 
 

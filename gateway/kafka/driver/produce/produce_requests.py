@@ -32,8 +32,6 @@ log = structlog.get_logger(__name__)
 NOT_STORED: Final = (errors.NotEnoughReplicasError, errors.NodeNotReadyError)
 """Errors after which a batch is in no log. After others it may be: a leader that has lost its leadership while it
 waited for the replicas answers NotLeaderForPartition."""
-YIELD_S: Final = 0.005
-"""Pause before `on_release` when aiokafka's queues have batches: the next request is theirs."""
 
 
 class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
@@ -49,6 +47,8 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
         )  # fmt: skip
         self.is_over = False
         self.on_release: Callable[[int], None] = lambda _node: None  # a node has nothing in flight any more
+        self.on_end: Callable[[], None] = lambda: None  # it sends nothing any more
+        self.yielded: set[int] = set()  # nodes whose next request is that of aiokafka's queues, if they have one
         self._limit = producer._max_request_size
         self._tasks: set[asyncio.Task[None]] = set()  # requests that connect or wait to be repeated
         self._bug = ""  # the unexpected exception that ended it
@@ -64,6 +64,9 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
                     self._in_flight.add(node)
                     self._muted_partitions.update(batches)
                     InFlight(self, node, batches).begin()
+                yielded, self.yielded = self.yielded, set()
+                for node in yielded - self._in_flight:
+                    self.on_release(node)
                 waiter = accumulator.waiter()
                 if leaderless:
                     updated = self.client.force_metadata_update()
@@ -84,6 +87,7 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
             self.end_with(error)
         finally:
             self.is_over = True
+            failures.guard("producer", self.on_end)
         if self._bug:  # aiokafka fails all batches, and another producer sends them
             raise errors.KafkaError(f"unexpected: {self._bug}")
 
@@ -127,11 +131,11 @@ class PublishSender(Sender):  # type: ignore[misc]  # aiokafka carries no types
         self._muted_partitions.difference_update(places)
 
     def release(self, node: int) -> None:
-        """The node has nothing in flight any more."""
+        """The node has nothing in flight any more. If aiokafka's queues have batches, the next request is theirs."""
         self._in_flight.discard(node)
-        if self._message_accumulator._batches:
+        if self._message_accumulator._batches and not self.is_over:
+            self.yielded.add(node)
             self._message_accumulator.wake()
-            asyncio.get_running_loop().call_later(YIELD_S, self.on_release, node)
         else:
             self.on_release(node)
 
@@ -172,6 +176,7 @@ class InFlight(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka carries
     def __init__(self, sender: PublishSender, node: int, batches: dict[TopicPartition, MessageBatch]) -> None:
         super().__init__(sender, batches)
         self._node = node
+        self._holds_node = True  # until the broker has answered: one that cannot be reached is not tried at once again
 
     def begin(self) -> None:
         """Send the batches, or connect first."""
@@ -215,15 +220,21 @@ class InFlight(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka carries
             if isinstance(answer, errors.KafkaError):
                 self._fail(answer)
             elif self._is_for_us(answer):
+                self._holds_node = False
                 self.handle_response(answer)
             else:  # what was stored is not known: the same sequence numbers are sent again
                 self._fail(errors.KafkaConnectionError("the answer names other partitions than the request"))
         except Exception as error:  # must not reach the connection, which calls this
             self._sender.end_with(error)
-        if self._to_reenqueue:
-            self._sender.spawn(self._requeue())
-        else:
+        if not self._to_reenqueue:
             self._release()
+            return
+        if not self._holds_node:  # only these partitions have failed, and wait before they are sent again
+            repeated = {batch.tp: batch for batch in self._to_reenqueue}
+            self._sender.unmute(self._batches.keys() - repeated.keys())
+            self._batches = repeated
+            self._sender.release(self._node)
+        self._sender.spawn(self._requeue())
 
     def _is_for_us(self, answer: wire.Produced) -> bool:
         """Whether the answer names each partition of the request, and no other."""
@@ -254,7 +265,11 @@ class InFlight(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka carries
         for batch in self._to_reenqueue:
             self._sender._message_accumulator.reenqueue(batch)
         await self._client._maybe_wait_metadata()
-        self._release()
+        if self._holds_node:
+            self._release()
+        else:
+            self._sender.unmute(self._batches)
+            self._sender._message_accumulator.wake()
 
     def _release(self) -> None:
         self._sender.unmute(self._batches)

@@ -73,6 +73,7 @@ class TurnRequests:
     ) -> None:
         self.sender: PublishSender = producer._sender
         self.sender.on_release = self._flush_node
+        self.sender.on_end = self.leave_all_alone
         self.begun, self.ended = begun, ended
         self.in_flight: set[TurnRequest] = set()
         self._client = producer.client
@@ -107,7 +108,7 @@ class TurnRequests:
         queue.go_alone()
 
     def leave_all_alone(self) -> None:
-        """The producer is retired: what waits goes on with another one."""
+        """The producer is retired, or sends nothing any more: what waits goes on with another one."""
         waiting, self._waiting = self._waiting, {}
         for queues in waiting.values():
             for queue in queues:
@@ -148,8 +149,18 @@ class TurnRequests:
         return pace
 
     def _flush_node(self, node: int) -> None:
+        try:
+            self._write_to(node)
+        except Exception as error:  # must reach neither other nodes nor an answer that is being settled
+            self.sender.end_with(error)
+
+    def _write_to(self, node: int) -> None:
         waiting = self._waiting.get(node)
-        if not waiting or node in self.sender._in_flight or self.pace(node).holds():
+        if not waiting:
+            return
+        if self._check is None:
+            self._watch()
+        if node in self.sender._in_flight or node in self.sender.yielded or self.pace(node).holds():
             return
         connection = self._connection(node)
         del self._waiting[node]
@@ -159,10 +170,8 @@ class TurnRequests:
             return
         sent = self._take(node, waiting)
         if sent:
-            if self._check is None:
-                self._watch()
-            self.pace(node).written(lambda: {sender for _, batch in sent.values() for sender in batch.senders()})
             TurnRequest(self, node, sent).write(connection)
+            self.pace(node).written(lambda: {sender for _, batch in sent.values() for sender in batch.senders()})
 
     def _take(self, node: int, waiting: Iterable[OfferingQueue]) -> Sent:
         """Take the batches of a request. Queues for which it has no room wait for the next one, in order."""

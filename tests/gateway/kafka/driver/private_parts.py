@@ -149,6 +149,7 @@ PRIVATE_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "_to_reenqueue": "batches to send again",
     },
     "aiokafka.producer.transaction_manager.TransactionManager": {
+        "_sequence_numbers": "begin again at 0 after 2**31 - 1",
         "_pending_txn_offsets": "exceptions of pending requests are retrieved",
         "_pid_waiter": "see `_pending_txn_offsets`",
         "_transaction_waiter": "see `_pending_txn_offsets`",
