@@ -25,6 +25,7 @@ from gateway.kafka.driver.broker_connection import BrokerConnection
 from gateway.kafka.driver.produce.batch_builder import WrittenBatch
 from gateway.kafka.driver.produce.produce_requests import InFlight, PublishSender
 from gateway.kafka.driver.produce.request_pace import RequestPace
+from gateway.runtime.failures import failures
 
 CHECKS: Final = 8
 """Looks for batches that wait too long, within the time that a batch may wait."""
@@ -137,6 +138,8 @@ class TurnRequests:
     def _connection(self, node: int) -> BrokerConnection | None:
         """Return the connection to a node if requests may be written to it at once."""
         connection: BrokerConnection | None = self._client._conns.get((node, ConnectionGroup.DEFAULT))
+        if connection is not None and connection.expiring:
+            connection.renew()  # a connection that always has a request in flight would never find the time
         usable = connection is not None and connection.connected() and not self.sender.is_over
         return connection if usable and self._numbers.has_pid() else None
 
@@ -168,7 +171,13 @@ class TurnRequests:
             for queue in waiting:
                 queue.go_alone()
             return
-        sent = self._take(node, waiting)
+        try:
+            sent = self._take(node, waiting)
+        except Exception:
+            self._waiting.pop(node, None)
+            for queue in waiting:
+                queue.go_alone()
+            raise
         if sent:
             TurnRequest(self, node, sent).write(connection)
             self.pace(node).written(lambda: {sender for _, batch in sent.values() for sender in batch.senders()})
@@ -279,7 +288,7 @@ class TurnRequest:
             for number, _, offset, *_ in rows:
                 queue, batch = sent[topic, number]
                 records += batch.count
-                queue.stored(batch, offset)
+                failures.guard("partition", queue.stored, batch, offset)
         requests.pace(self._node).answered(records)
         requests.ended()
         requests.sender.release(self._node)
