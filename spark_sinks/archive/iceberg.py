@@ -89,6 +89,9 @@ class IcebergArchive(ArchiveTable[Table]):
 
     def _claimed(self, table: Table) -> int:
         def change(transaction: Transaction) -> bool:
+            # A snapshot without files: a commit that the former driver has begun is for the one before, and refused.
+            with transaction.update_snapshot().fast_append():
+                pass
             transaction.set_properties({DRIVERS: str(self._drivers(table) + 1)})
             return True
 
