@@ -315,7 +315,8 @@ class PartitionQueue:
             if self._given_up and leased is not self._tried_by:
                 self._void_given_up()
         else:
-            (leased, answer), self._handed = self._handed, None
+            (leased, adopted), self._handed = self._handed, None
+            answer = asyncio.shield(adopted)  # as aiokafka does with what `hand_over` returns: the batch outlives us
         handed_over = answer is not None
         try:
             if answer is None:
@@ -323,7 +324,7 @@ class PartitionQueue:
                     return None
                 answer = await leased.hand_over(batch, self.topic.name, self.number)
                 handed_over = True
-            stored = await asyncio.shield(answer)
+            stored = await answer
             if not self.context.fence.allows(self.topic.name) and stored is not None:
                 self._move_timeout(None)  # Kafka has answered, and only the fence delays the result
                 await self.context.fence.wait_open()
@@ -335,7 +336,7 @@ class PartitionQueue:
             return self._failed(batch, handed_over, error)
         except asyncio.CancelledError:
             if handed_over:
-                self._given_up = [one for one in self._given_up if one() is not None] + [ref(batch)]
+                self._given_up.append(ref(batch))  # `_has_given_up` drops those that are answered
                 self._tried_by = leased
                 if self.dissolved or self.topic.gone is not None:
                     self._void_given_up()
